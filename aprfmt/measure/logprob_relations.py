@@ -22,7 +22,7 @@ from aprfmt.measure.short_numbers import short_number
 from aprfmt.measure.softmax import log_sum_exp
 
 Numbers = NDArray[np.float64]
-Kind = Literal["temperature", "listed", "offset", "fewer", "scaled", "base", "shifted"]
+Kind = Literal["temperature", "listed", "offset", "fewer", "scaled", "base", "shifted", "penalty"]
 SIDES = ("this side", "the reference")
 FEWEST = 3  # listed tokens of a position from which its factor shows
 POSITIONS = 4  # such positions from which a relation is judged
@@ -99,7 +99,8 @@ class LogprobRelation:
     the other, which are those that a rule of samplers keeps, or are not known; "scaled": its
     log-probabilities are `factor` times the reference's, with no softmax after it; "base": they are
     logarithms to another base than the other side's, which `factor` makes of them; "shifted": each
-    row of `side` is the other's of another position. `factor` and
+    row of `side` is the other's of another position; "penalty": a sampler's rule changed the logits
+    of some tokens of `side`. `factor` and
     `temperature`, which is 1/factor, are 1 where there is none; `says` states it in words.
     `harmless`: both sides say the same probabilities.
     """
@@ -382,6 +383,21 @@ def _scaled_after_softmax(search: _Search) -> LogprobRelation | None:
     return LogprobRelation("scaled", says, after, len(search.rows), factor)
 
 
+def _is_nearer_before_softmax(search: _Search, left: float) -> bool:
+    """Return whether a factor of the logits leaves less than `left`.
+
+    That is what the fitted factor after the softmax leaves. Where all tokens are near 0 or far from
+    it, the softmax's sums are nearly 1, and both factors hold within a wide tolerance. Of listed
+    tokens alone the sums are fitted, which always leaves less: there a factor of the logits has to
+    leave a small share (BETTER).
+    """
+    factor = search.factor()
+    if factor is None or not search.holds("temperature", factor):
+        return False
+    whole = all(row.whole for row in search.rows)
+    return search.distance_under(factor) < left * (1.0 if whole else BETTER)
+
+
 def _between_bases(search: _Search, factor: float) -> LogprobRelation | None:
     """Return the relation "base" if the sides hold logarithms to two bases; None if they do not.
 
@@ -484,7 +500,9 @@ def find_relation(
         if scaled is not None:
             # Of numbers that are much alike, a factor and a sum are so too: the nearer counts.
             values = [_apply_relation(row, scaled.factor, scaled.kind) for row in finite]
-            return next(_of_kept_tokens(search, search.left(values)), scaled)
+            left = search.left(values)
+            if scaled.kind == "base" or not _is_nearer_before_softmax(search, left):
+                return next(_of_kept_tokens(search, left), scaled)
     some = [row for row in finite if len(row.here) >= FEWEST and np.ptp(row.reference) > SPAN]
     found = None
     if len(some) >= POSITIONS:

@@ -26,6 +26,7 @@ from aprfmt.measure.logprob_relations import (
     SharedRow,
     find_relation,
 )
+from aprfmt.measure.sampler_penalties import LogitRows, find_penalty
 from aprfmt.measure.softmax import log_softmax
 from aprfmt.measure.tolerances import Threshold
 
@@ -108,8 +109,8 @@ class LogprobTable:
     @property
     def beyond(self) -> bool:
         """Whether the probabilities differ by more than rounding of the logits explains."""
-        if self.relation is not None and self.relation.harmless:
-            return False
+        if self.relation is not None:
+            return not self.relation.harmless
         return not self.scaled <= self.tolerance.rel_l2 or self.first is not None
 
     @property
@@ -163,7 +164,10 @@ def rows_from_logits(
 
     `ids` are the run's tokens, `positions` those of the rows, `whose` names the side.
     """
-    return LogprobMatrix(tuple(ids), normalize_logits(logits), tuple(positions), whose)
+    values = normalize_logits(logits)
+    wide = np.asarray(logits, np.float64)
+    sums = None if values is wide or np.array_equal(values, wide) else wide.max(-1) - values.max(-1)
+    return LogprobMatrix(tuple(ids), values, tuple(positions), whose, sums)
 
 
 def normalize_logits(logits: Numbers) -> Numbers:
@@ -179,12 +183,17 @@ def normalize_logits(logits: Numbers) -> Numbers:
 
 @dataclass(frozen=True)
 class LogprobMatrix:
-    """Log-probabilities of all tokens, [positions, vocabulary]; `whose` names the side."""
+    """Log-probabilities of all tokens, [positions, vocabulary]; `whose` names the side.
+
+    `sums` are the log-sum-exps [positions] that logits were reduced by, None where they are not
+    known.
+    """
 
     ids: tuple[int, ...]
     values: Numbers
     positions: tuple[int, ...]
     whose: str = ""
+    sums: Numbers | None = None
 
 
 Side = Logprobs | LogprobMatrix
@@ -284,12 +293,40 @@ def compare_logprobs(
     none.
     """
     table, values = _compare_rows(here, reference, tolerance, exact)
+    if not (table.beyond or table.undecided):
+        return table
+    penalty = _penalty_of_rows(here, reference)
+    if penalty is not None:
+        return replace(table, relation=penalty)
     if not table.beyond:
         return table
     relation = find_relation(values, tolerance.rel_l2, own_factor)
     if relation is not None and relation.harmless and relation.positions < len(table.rows):
         return table  # of the other positions nothing is known
     return replace(table, relation=relation or _shift_of_rows(here, reference, table))
+
+
+def _penalty_of_rows(here: Side, reference: Side) -> LogprobRelation | None:
+    """Return the relation "penalty" if a sampler changed some tokens' logits on one side, or None.
+
+    Both sides need whole rows.
+    """
+    if isinstance(here, Logprobs) or isinstance(reference, Logprobs):
+        return None
+    both = [at for at in here.positions if at in reference.positions]
+    if here.values.shape[1] != reference.values.shape[1]:
+        return None
+    found = find_penalty(here.ids, both, _rows_at(here, both), _rows_at(reference, both))
+    if found is None:
+        return None
+    side = SIDES[found.of_reference]
+    return LogprobRelation("penalty", f"of {side}, {found.says}", side, len(both))
+
+
+def _rows_at(side: LogprobMatrix, positions: Sequence[int]) -> LogitRows:
+    """Return the rows of some positions."""
+    at = [side.positions.index(one) for one in positions]
+    return LogitRows(side.values[at], None if side.sums is None else side.sums[at])
 
 
 def _shift_of_rows(here: Side, reference: Side, table: LogprobTable) -> LogprobRelation | None:

@@ -77,6 +77,19 @@ def test_one_temperature_is_found_at_all_positions(
         assert found.says.startswith(f"the logits of {after} are ")
 
 
+@pytest.mark.parametrize("temperature", [0.49, 0.6, 1.6])
+def test_a_temperature_of_sure_rows_is_no_factor_after_the_softmax(temperature: float) -> None:
+    """Seen red: 2.00426 times, after the softmax, of rows whose first token has nearly all mass."""
+    x = logits()
+    x[torch.arange(ROWS), torch.arange(ROWS)] += 30
+    for table in both(whole(x), whole(x / temperature), COARSE):
+        found = table.relation
+        assert found is not None and found.kind == "temperature", found
+        assert sorted((found.factor, 1 / found.factor)) == pytest.approx(
+            sorted((temperature, 1 / temperature)), rel=1e-3
+        )
+
+
 @pytest.mark.parametrize("noise", ["bfloat16", "float16"])
 def test_a_temperature_is_seen_through_rounding(noise: str) -> None:
     x = (logits() / 0.8).to(getattr(torch, noise)).float()
