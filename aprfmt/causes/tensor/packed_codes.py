@@ -44,7 +44,7 @@ CAUSE_ROWS = (
     Cause(
         "packing_order", "tensor", "bug",
         "The codes of a packed weight stand in another order in their words or blocks: AWQ's for "
-        "GPTQ's, the high nibble first, halves for neighbours.",
+        "GPTQ's, the high nibble first, halves for neighbours. Or groups have those of others.",
         "Values of every word correlate with those of the other side in one fixed order.",
         "In the named order the errors are usual for the encoding.",
     ),
@@ -77,6 +77,8 @@ POWERS = 32  # of two: scales of floats are known up to them, as the largest tha
 ROUNDED = 2.0**-7  # relative: half a step, where scales or values were rounded to 16 bits
 WORD = 8  # codes of four bits in a word
 ALIKE = 0.6  # correlation from which an order is worth a fit
+GROUP_SIZES = 128, 64, 32  # inputs of a group, where a scale is that of a whole row
+GROUP_ROWS = 64  # rows on which the group that a group resembles is found
 
 
 def _errors_in_steps(copy: PackedCopy) -> "Array":
@@ -410,6 +412,95 @@ def _confirm_order(copy: PackedCopy, moved: PackedCopy, says: str) -> Finding | 
         y, lattice = moved.y * factor + offset, scale_lattice(moved.lattice, factor, offset)
         found = copy.explain_repaired("packing_order", said, y, lattice)
     return found
+
+
+def explain_copied_groups(copy: PackedCopy) -> Iterator[Finding]:
+    """Yield the finding that groups of inputs hold the codes, or the values, of other groups.
+
+    The group of the other side that each group resembles is found on some rows. Then the other
+    side's values of these groups, with the copy's scales and offsets or as they are, must be the
+    copy's.
+    """
+    if copy.grouping.rows != 1:
+        return
+    columns = copy.y.shape[1]
+    for size in (copy.grouping.columns,) if copy.grouping.columns else GROUP_SIZES:
+        if columns % size == 0 and columns > size:
+            found = _explain_groups(copy, size)
+            if found is not None:
+                yield found
+                return
+
+
+def _explain_groups(copy: PackedCopy, size: int) -> Finding | None:
+    """Return the finding that groups of `size` inputs hold those of other groups; None if not."""
+    source = _resembled_groups(copy.x, copy.y, size)
+    if source is None:
+        return None
+    inputs = (source[:, None] * size + np.arange(size)).reshape(-1)
+    scales = spread_over_copy(copy, copy.scales)
+    low = np.minimum(copy.lattice.low, copy.lattice.high)
+    there = copy.x[:, inputs]
+    with np.errstate(all="ignore"):
+        codes = np.nan_to_num((there - low[:, inputs]) / scales[:, inputs])
+    moved = float(copy.y.size * np.mean(source != np.arange(len(source))))
+    for what, x in (("values", there), ("codes", low + codes * scales)):
+        after = fit_errors(x, copy.y, copy.lattice)
+        if copy.is_repaired(after):
+            said = f"{copy.whose} groups of {size} inputs have the {what} of other groups"
+            says = f"{said}: {_groups_text(source)}", copy.scheme
+            return explain_copy(copy, "packing_order", says, after, len(source), moved)
+    return None
+
+
+def _resembled_groups(x: "Array", y: "Array", size: int) -> "Array | None":
+    """Return the group of x that each group of `size` columns of y resembles most, [groups].
+
+    None if that is each group itself, or if some group resembles none. A group without values
+    counts as itself.
+    """
+    few = np.unique(np.linspace(0, len(x) - 1, GROUP_ROWS).astype(np.int64))
+
+    def by_group(values: "Array") -> "Array":
+        """Return some rows as [groups, values], each group of a row as large as any other."""
+        cells = values[few].reshape(len(few), -1, size)
+        norm = np.linalg.norm(cells, axis=-1, keepdims=True)
+        cells = cells / np.where(norm > 0, norm, 1.0)
+        found: Array = cells.swapaxes(0, 1).reshape(cells.shape[1], -1)
+        return found
+
+    mine, other = by_group(y), by_group(x)
+    norms = [np.maximum(np.linalg.norm(part, axis=1), 1e-30) for part in (mine, other)]
+    alike = (mine @ other.T) / norms[0][:, None] / norms[1]
+    source, own = alike.argmax(axis=1), np.arange(len(mine))
+    source = np.where(mine.any(axis=1), source, own)
+    found: Array = source
+    if (source == own).all() or alike[own, source][mine.any(axis=1)].min() < ALIKE:
+        return None
+    return found
+
+
+def _groups_text(source: "Array") -> str:
+    """Return in words which group each has the codes of, `source` [groups]."""
+    count, own = len(source), np.arange(len(source))
+    other = np.flatnonzero(source != own)
+    if len(np.unique(source)) == 1:
+        known = {0: "the first one", count - 1: "the last one"}
+        return f"all have those of {known.get(int(source[0]), f'group {source[0]}')}"
+    if (source == own[::-1]).all():
+        return "they stand in reverse"
+    for many in range(2, count + 1):
+        if (source == own // many).all():
+            return f"each {many} have those of one"
+        if (source == own // many * many).all():
+            return f"each {many} have those of their first"
+        if count % many == 0 and (source == own % (count // many)).all():
+            return f"those of the first 1/{many} of the inputs stand {many} times"
+    which = "each has" if len(other) >= count - 1 else f"{len(other)} of {count} have"
+    for by, side in ((1, "after"), (-1, "before")):
+        if (source[other] == (other + by) % count).all():
+            return f"{which} those of the one {side}"
+    return f"{len(other)} of {count} have those of {len(np.unique(source[other]))} others"
 
 
 def _row_correlation(x: "Array", y: "Array") -> float:

@@ -58,6 +58,7 @@ def explain_packed_faults(case: DifferingPair) -> Iterator[Finding]:
                 packed_scales.explain_scales,
                 packed_codes.explain_fp8_variant,
                 packed_codes.explain_input_order,
+                packed_codes.explain_copied_groups,
                 packed_scales.explain_minima,
                 packed_scales.explain_scales_above_minima,
                 packed_codes.explain_group_zero_points,

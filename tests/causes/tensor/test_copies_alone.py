@@ -113,6 +113,48 @@ def test_codes_are_cut_at_the_ends_of_a_type() -> None:
     assert not list(packed_codes.explain_cut_codes(copy_of(y, y, step, low)))
 
 
+# --- groups of others ---------------------------------------------------------------------------
+
+OF_OTHERS: Mapping[str, list[int]] = {
+    "all have those of the last one": [3, 3, 3, 3],
+    "all have those of group 2": [2, 2, 2, 2],
+    "each has those of the one after": [1, 2, 3, 0],
+    "1 of 4 have those of the one before": [0, 0, 2, 3],
+    "each 2 have those of one": [0, 0, 1, 1],
+    "each 2 have those of their first": [0, 0, 2, 2],
+    "those of the first 1/2 of the inputs stand 2 times": [0, 1, 0, 1],
+    "they stand in reverse": [3, 2, 1, 0],
+    "2 of 4 have those of 2 others": [3, 1, 2, 0],
+}
+
+
+@pytest.mark.parametrize("what", ["codes", "values", "values of whole rows"])
+def test_groups_have_the_codes_of_others(what: str) -> None:
+    """With the scales that stayed in place, with all of them, and with one scale for a row."""
+    x, y, step, low = honest()
+    other: dict[str, Any] = {}
+    if what == "values of whole rows":
+        step, low = np.full_like(step, 0.5), np.full_like(low, -4.0)
+        y = low + np.clip(np.round((x - low) / step), 0, 15) * step
+        other = {"grouping": Grouping(1, 0), "scales": step[:, 0]}
+    assert not list(packed_codes.explain_copied_groups(copy_of(x, y, step, low, **other)))
+    for says, groups in OF_OTHERS.items():
+        inputs = np.concatenate([np.arange(GROUP) + GROUP * at for at in groups])
+        copy = copy_of(x, low + ((y - low) / step)[:, inputs] * step, step, low, **other)
+        if what == "values":
+            copy = copy_of(x, *(each[:, inputs] for each in (y, step, low)))
+        (one,) = packed_codes.explain_copied_groups(copy)
+        kind = what.split()[0]
+        told = f"B's groups of 32 inputs have the {kind} of other groups: {says}"
+        if other and groups == [0, 1, 0, 1]:  # groups of 64, which are tried before
+            told = told.replace("32", "64").replace(says, "all have those of the first one")
+        assert one.says == told
+        assert (one.cause, one.certainty, one.side) == ("packing_order", "confirmed", "B")
+        assert one.proof is not None and one.proof.free == (2 if "64" in told else 4)
+        odd = replace(copy, y=copy.y + np.random.default_rng(1).normal(size=x.shape))
+        assert not list(packed_codes.explain_copied_groups(odd))
+
+
 # --- orders -------------------------------------------------------------------------------------
 
 
