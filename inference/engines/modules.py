@@ -252,14 +252,12 @@ class ModuleMap:
             return True
         if name.text == "embeddings":  # where modules are inside, its result is that of a norm
             return not any(path.startswith("embeddings.") for path in siblings)
-        if name.text == "mixer":  # a mixture is one, whose name other mixers have too
-            return self.is_mixture(layer)
-        if name.text.startswith("shared_mlp."):  # of a mixture it is no point
-            return not self.is_mixture(layer)
+        if name.text.partition(".")[0] == "shared_mlp":  # of a mixture it is no point
+            return not (self.is_mixture(layer) or "block_sparse_moe" in siblings)
         if name.text.endswith(".experts"):  # without a shared expert, which is added outside
             return not any("shared" in path for path in siblings)
         if name.text == "block_sparse_moe":  # a shared MLP at its side is added outside
-            return not any(path.startswith("shared_mlp.") for path in siblings)
+            return not any(path.partition(".")[0] == "shared_mlp" for path in siblings)
         if name.text == "post_mlp_layernorm" and not name.placement:  # of a result, not of a sum
             return self._placement != "after"
         if not name.placement:
@@ -473,9 +471,12 @@ class ModuleReader:
             return False
         parallel = collector.known and collector.record_key(key_name("ssm_out", layer))
         # The mixer is next to attention, whose result is attn_out.
-        if name.text == "mamba.out_proj" and parallel:
+        if name.text in ("mamba.out_proj", "mamba") and parallel:
             return point == "ssm_out"
         mixture = self.modules.is_mixture(layer)
+        # Attention, a state space mixer, an MLP and a mixture of experts all have that name.
+        if name.text == "mixer" and not collector.known:
+            return mixture and point == "moe_out"
         if name.text == "mlp" and not collector.known and (point == "moe_out") != mixture:
             return False
         return not collector.known or collector.record_key(key_name(point, layer)) is not None

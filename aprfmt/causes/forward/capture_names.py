@@ -148,6 +148,11 @@ def neighbour_values(case: Mismatch) -> Iterator[tuple[str, Array]]:
     if call is not None and case.gives_point_value(call):
         scale = float(case.patched.hp["attn_scale"])
         yield f"{case.view.point} times the attention scale", mine * scale
+    total = case.call("add") if case.view.point == "moe_out" else None
+    if total is not None and case.gives_point_value(total):
+        routed, shared = (case.array(x) for x in total.args[:2])
+        yield "moe_out without the shared expert", routed
+        yield "the shared expert alone", shared
     linear = case.call("linear", "router")
     if linear is not None and linear.args[2] is not None and case.gives_point_value(linear):
         bias = case.array(linear.args[2])
