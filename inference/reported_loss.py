@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from aprfmt.inference.batch import Batch, ScoredSample, first_predicted, other_packings, score_batch
 from aprfmt.inference.loss import BITS, RANDOM_BOUNDS
+from aprfmt.inference.loss_layouts import divide_into_chunks, score_elsewhere
 from aprfmt.inference.micro_batches import micro_batches
 from aprfmt.inference.session import Numbers, Session
 from aprfmt.measure.tolerances import REPORTED, REPORTED_SURELY
@@ -27,6 +28,7 @@ NEAR_GUESSING = 0.01  # of ln(vocabulary): a loss as near to it is that of guess
 FAR_FROM_GUESSING = 0.05  # of ln(vocabulary): how far the right loss is from it, at least
 SMOOTHED = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2)  # usual shares of label smoothing
 Z_WEIGHTS = (1e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2)  # usual factors of a z-loss
+CLOSER = 0.1  # of the bound: for numbers near the right loss, of which there are many
 STEPS = (2, 3, 4, 6, 8, 16, 32, 64)  # of gradient accumulation, or ranks
 
 Picked = Sequence[Numbers]  # the losses in nats of each sample's scored tokens
@@ -78,19 +80,19 @@ MISTAKES: dict[str, LossMistake] = {
         ),
         LossMistake(
             "accumulated_sum",
-            "the means of micro-batches or ranks are added up, not "
+            "the means of micro-batches, ranks or chunks of tokens are added up, not "
             "averaged: the loss grows with their number",
-            "divide the sum of all losses by the scored tokens of all micro-batches and ranks",
+            "divide the sum of all losses by the scored tokens of all of them",
         ),
         LossMistake(
             "group_means",
-            "the mean of the means of micro-batches or ranks: one with few "
+            "the mean of the means of micro-batches, ranks or chunks of tokens: one with few "
             "scored tokens weighs as much as one with many",
-            "divide the sum of all losses by the scored tokens of all micro-batches and ranks",
+            "divide the sum of all losses by the scored tokens of all of them",
         ),
         LossMistake(
             "one_group",
-            "one micro-batch or rank alone was reported",
+            "one micro-batch, rank or chunk of tokens alone was reported",
             "add the losses and the counts of all before they are divided",
         ),
         LossMistake(
@@ -137,6 +139,12 @@ MISTAKES: dict[str, LossMistake] = {
             "labels are shifted by the loader and again by the loss: row t is "
             "scored against token t + 2",
             "shift once",
+        ),
+        LossMistake(
+            "labels_elsewhere",
+            "rows are scored against the labels of another place: samples and positions are "
+            "exchanged, or samples stand in another order",
+            "bring logits and labels to one layout before they are flattened",
         ),
         LossMistake(
             "prompt_scored",
@@ -268,6 +276,8 @@ def explain_loss(
             ]
         if not found and not both:
             found = [one for one in _guess_copies(right_ones) if fits(one, bound)]
+            for by_right, one in _guess_chunks(batch, scored):
+                found += [one] if fits(one, bound * CLOSER if by_right else bound) else []
         if not found and not both:
             near = [
                 one
@@ -281,9 +291,15 @@ def explain_loss(
             found.sort(key=lambda one: abs(one.value - reported))
             alone = len({one.mistakes for one in found}) == 1
             return answer("named" if alone else "ambiguous", found)
-    # Samples that the trainer packs into rows, which takes passes of the model.
-    if session is not None and math.isfinite(right):
-        found = [one for one in _guess_packings(batch, session) if fits(one, bound)]
+    # Samples that the trainer packs into rows, and labels of another place: both take passes.
+    if math.isfinite(right):
+        found = [
+            guess
+            for words, value in score_elsewhere(batch, session)
+            if fits(guess := LossGuess(("labels_elsewhere",), value, f"those {words}"), bound)
+        ]
+        if session is not None:
+            found += [one for one in _guess_packings(batch, session) if fits(one, bound)]
         if found:
             alone = len({one.mistakes for one in found}) == 1
             return answer("named" if alone else "ambiguous", found)
@@ -630,6 +646,23 @@ def _guess_copies(right: Picked) -> Iterator[LossGuess]:
         if steps > len(right):
             says = f"{steps} of them, of more ranks than samples: with the same ones, or parts"
             yield LossGuess(("accumulated_sum",), mean * steps, says)
+
+
+def _guess_chunks(batch: Batch, scored: Sequence[ScoredSample]) -> Iterator[tuple[bool, LossGuess]]:
+    """Yield (whether the number is near the right loss, guess) of means of chunks joined wrongly.
+
+    A mean over chunks without a label is 0, or such chunks are left out.
+    """
+    for says, many, chunks in divide_into_chunks(batch, scored):
+        means = [float(each.mean()) for each in chunks]
+        total = sum(means)
+        yield False, LossGuess(("accumulated_sum",), total, f"{len(means)} {says}")
+        yield True, LossGuess(("group_means",), total / len(means), f"{len(means)} {says}")
+        if many > len(means):
+            detail = f"{many} {says}, of which {many - len(means)} have no label and count as 0"
+            yield True, LossGuess(("group_means",), total / many, detail)
+        for place, mean in (("first", means[0]), ("last", means[-1])):
+            yield True, LossGuess(("one_group",), mean, f"the {place} of {says}")
 
 
 def _guess_other_counts(batch: Batch, right: Picked) -> Iterator[LossGuess]:

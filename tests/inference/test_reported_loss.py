@@ -162,6 +162,80 @@ WRONG: dict[str, Callable[[Made], float]] = {
 }
 
 
+def of_chunks(made: Made, size: int, last: bool, alone: str = "") -> list[float]:
+    """Return the mean losses of chunks of torch's rows, flattened with the last column or not.
+
+    They are of each sample or of columns if `alone` says so. Chunks without a label are NaN.
+    """
+    labels = torch.nn.functional.pad(made.labels[:, 1:], (0, 1), value=-100)
+    stop = None if last else -1
+    nats = torch.nn.functional.cross_entropy(
+        made.logits.transpose(1, 2), labels.long(), reduction="none"
+    ).masked_fill(labels < 0, math.nan)[:, :stop]
+    rows = {"": nats.reshape(1, -1), "sample": nats, "columns": nats.T}[alone]
+    return [float(x.nanmean()) for row in rows.split(1 if alone != "columns" else size)
+            for x in (row.flatten().split(size) if alone != "columns" else [row])]  # fmt: skip
+
+
+def there(values: list[float]) -> list[float]:
+    return [value for value in values if not math.isnan(value)]
+
+
+# The mistake, words of it, and the loss: means of chunks of tokens joined wrongly.
+CHUNKED: dict[str, tuple[str, str, Callable[[Made], float]]] = {
+    "sum": ("accumulated_sum", "chunks of 8 rows of the flattened batch",
+            lambda m: sum(there(of_chunks(m, 8, True)))),
+    "sum, without the last column": ("accumulated_sum", "chunks of 16 rows of the flattened batch",
+                                     lambda m: sum(there(of_chunks(m, 16, False)))),
+    "of each sample": ("accumulated_sum", "chunks of 16 rows of each sample",
+                       lambda m: sum(there(of_chunks(m, 16, True, "sample")))),
+    "of columns": ("group_means", "chunks of 16 rows of the columns",
+                   lambda m: average(there(of_chunks(m, 16, True, "columns")))),
+    "mean, an empty one is 0": ("group_means", "of which 1 have no label and count as 0",
+                                lambda m: sum(there(of_chunks(m, 5, True, "columns"))) / 9),
+    "the last": ("one_group", "the last of chunks of 32 rows of the flattened batch",
+                 lambda m: there(of_chunks(m, 32, True))[-1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", CHUNKED)
+def test_chunks_of_tokens_joined_wrongly_are_named(how: str, made: Made) -> None:
+    """Seen red: "unexplained"."""
+    cause, words, make = CHUNKED[how]
+    found = answer(made, make(made))
+    assert found.distinct_mistakes == ((cause,),), found
+    assert words in found.guesses[0].detail, found
+
+
+@pytest.mark.parametrize("logits", [False, True])
+def test_rows_scored_against_labels_of_another_place_are_named(
+    logits: bool, made: Made, tmp_path: Path
+) -> None:
+    """Seen red: "unexplained"; with the two layouts exchanged."""
+    arrays = {"ids": made.ids, "labels": made.labels, "mask": made.mask}
+    if logits:
+        arrays["logits"] = made.logits
+    np.savez(tmp_path / "b.npz", **{key: each.numpy() for key, each in arrays.items()})
+    batch = read_batch(tmp_path / "b.npz", VOCAB)
+    right = made.labels[:, 1:].long()
+    for words, rows, labels in (
+        ("the rows are of [tokens, samples]", made.logits[:, :-1].transpose(0, 1), right),
+        ("of [tokens, samples], and", made.logits[:, :-1], right.T),
+        ("of the sample before", made.logits[:, :-1], right.roll(1, 0)),
+        ("of the sample after", made.logits[:, :-1], right.roll(-1, 0)),
+    ):
+        flat = rows.reshape(-1, VOCAB), labels.reshape(-1)
+        reported = float(torch.nn.functional.cross_entropy(*flat))
+        with (
+            open_model(str(made.folder)) as opened,
+            Session.open(opened, NumpyBackend("cpu", "float32")) as session,
+        ):
+            held = None if logits else session
+            found = explain_loss(batch, made.scored, reported, within=1e-5, session=held)
+        assert found.distinct_mistakes == (("labels_elsewhere",),), found
+        assert words in found.guesses[0].detail
+
+
 def answer(made: Made, reported: float, **options: Any) -> LossVerdict:
     return explain_loss(made.batch, made.scored, reported, **options)
 
@@ -295,7 +369,9 @@ def test_the_command_says_that_no_end_is_scored(tmp_path: Path) -> None:
 
 
 def test_the_table_is_tried_whole(made: Made) -> None:
-    others = {"mask_ignored", "positions_continued"} | {cause for cause, _ in PACKED.values()}
+    others = {"mask_ignored", "positions_continued", "labels_elsewhere"} | {
+        cause for cause, _ in PACKED.values()
+    }
     assert set(WRONG) | others == set(MISTAKES)
 
 

@@ -86,6 +86,7 @@ def guesses(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[LossGuess]]:
     monkeypatch.setattr(reported_loss, "label_losses", lambda batch, scored: scored)
     for name in (
         "_guess_reductions", "_guess_packings", "_guess_empty_windows", "_guess_added_terms",
+        "_guess_chunks", "score_elsewhere",
     ):  # fmt: skip
         monkeypatch.setattr(reported_loss, name, kept(name))
     monkeypatch.setattr(
