@@ -22,7 +22,11 @@ MixedBy = Literal[
     "scores", "biased", "logits", "softmax of the chosen", "softmax of the scores", "shares",
     "biased shares", "one each", "equal shares", "softmax of the chosen over tokens",
 ]  # fmt: skip
-GivenTo = Literal["own", "by number", "token before", "token after", "first token", "last token"]
+OfToken = Literal[
+    "own", "token before", "token after", "token before in a ring", "token after in a ring",
+    "first token", "last token",
+]  # fmt: skip
+GivenTo = Literal[OfToken, "by number"]
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,10 @@ class RoutingRule:
     scores without the correction; "one each" and "equal shares" of 1 read no logits. `sums`: the
     weights are divided by their sum. `scaled`: the model's factor is applied. `early`: the
     correction is added to the logits. `given`: what the weights are given to: the experts that they
-    were computed for ("own"), these in another order, or those of another token. `by_tokens`: the
-    weights are divided by the sum of all tokens' weights of the same choice (the first, the
-    second), not by a token's own.
+    were computed for ("own"), these in another order, or those of another token. `chosen`: whose
+    experts a token has, weighted by its own scores. `routed`: whose logits a token has.
+    `by_tokens`: the weights are divided by the sum of all tokens' weights of the same choice (the
+    first, the second), not by a token's own.
     """
 
     scores: Scores
@@ -48,6 +53,8 @@ class RoutingRule:
     scaled: bool
     early: bool = False
     given: GivenTo = "own"
+    chosen: OfToken = "own"
+    routed: OfToken = "own"
     by_tokens: bool = False
 
 
@@ -86,6 +93,7 @@ def route_by_rule(
     margin is the choice score of the last chosen expert less that of the best one not chosen.
     """
     # Choose experts by their corrected scores, in the allowed groups.
+    logits = logits[_token_rows(rule.routed, len(logits))]
     if rule.early and bias is not None:
         logits = logits + bias
     scores = _scores_of(rule.scores, logits)
@@ -93,6 +101,7 @@ def route_by_rule(
     choice = _scores_of_chosen_groups(ranked, rule.groups, hp)
     used = int(hp["n_experts_used"])
     chosen = np.argsort(-choice, axis=-1, kind="stable")[:, :used]
+    chosen = chosen[_token_rows(rule.chosen, len(chosen))]
     # Weight the chosen ones.
     weights = _expert_weights(rule, logits, scores, bias, chosen)
     if rule.sums:
@@ -170,17 +179,26 @@ def _expert_weights(
 def _give_weights(given: GivenTo, weights: Array, chosen: Array) -> Array:
     """Return the weights [tokens, used] that an engine gives to the `chosen` experts.
 
-    `weights` are in the order of `chosen`, the experts' numbers, the first choice first. A token at
-    an end of the run, which has none before or after it, gets the weights of the other end.
+    `weights` are in the order of `chosen`, the experts' numbers, the first choice first.
     """
     if given == "by number":  # the numbers were sorted, and their weights stayed in place
         places = np.argsort(np.argsort(chosen, axis=-1, kind="stable"), axis=-1, kind="stable")
         return np.take_along_axis(weights, places, -1)
-    if given in ("token before", "token after"):
-        return np.roll(weights, 1 if given == "token before" else -1, axis=0)
-    if given in ("first token", "last token"):
-        return np.broadcast_to(weights[0 if given == "first token" else -1], weights.shape)
-    return weights
+    return weights[_token_rows(given, len(weights))]
+
+
+def _token_rows(which: OfToken, tokens: int) -> Array:
+    """Return, for each token, the number of the token that `which` names, int array.
+
+    A token at an end of the run, which has none before or after it, names itself, or in a ring the
+    token at the other end.
+    """
+    own = np.arange(tokens)
+    if which in ("first token", "last token"):
+        return np.full(tokens, 0 if which == "first token" else tokens - 1)
+    step = {"token before": -1, "token after": 1}.get(which.removesuffix(" in a ring"), 0)
+    moved = own + step
+    return moved % tokens if which.endswith("ring") else np.clip(moved, 0, tokens - 1)
 
 
 # --- mistakes ------------------------------------------------------------------------------------
@@ -252,6 +270,7 @@ def wrong_routing_rules(patched: PatchedModel) -> Iterator[tuple[str, RoutingRul
     yield from _wrong_axes(hp, own)
     yield from _wrong_rankings(hp, own)
     yield from _unused_weights(hp, own)
+    yield from _experts_of_other_tokens(own)
     if float(hp["routed_scale"]) != 1:
         yield "the factor on the experts' weights is left out", replace(own, scaled=False)
 
@@ -278,13 +297,15 @@ def _wrong_axes(hp: Mapping[str, Any], own: RoutingRule) -> Iterator[tuple[str, 
         yield says, replace(own, scores="softmax over tokens")
 
 
-GIVEN: Mapping[GivenTo, str] = {
-    "by number": "the chosen experts are sorted by number, and their weights are not",
-    "token before": "the experts have the weights of the token before",
-    "token after": "the experts have the weights of the token after",
-    "first token": "the experts of every token have the weights of the first token",
-    "last token": "the experts of every token have the weights of the last token",
-}  # fmt: skip
+# Whose experts or weights a token has, in words.
+OF_TOKENS: Mapping[OfToken, str] = {
+    "token before": "the token before",
+    "token after": "the token after",
+    "token before in a ring": "the token before, the first those of the last",
+    "token after in a ring": "the token after, the last those of the first",
+    "first token": "the first token",
+    "last token": "the last token",
+}
 
 
 def _unused_weights(hp: Mapping[str, Any], own: RoutingRule) -> Iterator[tuple[str, RoutingRule]]:
@@ -306,9 +327,23 @@ def _unused_weights(hp: Mapping[str, Any], own: RoutingRule) -> Iterator[tuple[s
                 f"1/{used}{words}",
                 replace(own, weights="equal shares", sums=False, scaled=scaled),
             )
-    for given, says in GIVEN.items():
-        if used > 1 or given != "by number":
-            yield says, replace(own, given=given)
+    if used > 1:
+        says = "the chosen experts are sorted by number, and their weights are not"
+        yield says, replace(own, given="by number")
+    for which, words in OF_TOKENS.items():
+        yield f"each token's experts have the weights of {words}", replace(own, given=which)
+
+
+def _experts_of_other_tokens(own: RoutingRule) -> Iterator[tuple[str, RoutingRule]]:
+    """Yield (sentence, rule) of the ways in which a token has the experts of another token.
+
+    They are weighted by the token's own scores, or as that token weights them. `own` is the model's
+    rule.
+    """
+    for which, words in OF_TOKENS.items():
+        says = f"each token has the experts of {words}"
+        yield f"{says}, weighted by its own scores", replace(own, chosen=which)
+        yield f"{says}, with their weights", replace(own, routed=which)
 
 
 RANKED: Mapping[Ranking, str] = {

@@ -1,7 +1,7 @@
 """Seeded faults of `aprfmt/causes/forward/moe.py`.
 
 Seen red: experts weighed behind named nothing; weights that were not applied, or were another
-token's, were left at "no cause of the table fits".
+token's, were left at "no cause of the table fits"; so were the experts of another token.
 """
 
 from collections.abc import Callable
@@ -108,6 +108,35 @@ def given(change: Callable[[Any, Any], Any]) -> How:
 def sorted_numbers(weights: Any, experts: Any) -> Any:
     """Return each expert's weight where the experts' numbers alone were sorted."""
     return np.take_along_axis(weights, experts.argsort(-1).argsort(-1), -1)
+
+
+def replayed(rows: Callable[[int], Any], *, weights: bool = False) -> How:
+    """Give each token the experts of token rows(tokens), weighted by its own scores.
+
+    `weights`: weighted as that token weights them.
+    """
+
+    def fresh() -> Callable[[str, int, Any], Any]:
+        held: dict[str, Any] = {}
+
+        def alter(point: str, layer: int, x: Any) -> Any:
+            held[point] = x
+            if point not in ("experts", "expert_w"):
+                return x
+            at = rows(len(x))
+            if point == "experts" or weights:
+                return x[at]
+            powers = np.exp(np.take_along_axis(held["router"], held["experts"][at], -1))
+            return powers / powers.sum(-1, keepdims=True)
+
+        return alter
+
+    return {"alter": fresh}
+
+
+def before(tokens: int) -> Any:
+    """Return the number of the token before each, of the first its own."""
+    return np.maximum(np.arange(tokens) - 1, 0)
 
 
 def over_tokens(weights: Any, experts: Any) -> Any:
@@ -242,6 +271,12 @@ ENGINE_FAULTS = (
            "moe_routing", "expert_w", given(lambda w, _: w[:, ::-1])),
     placed("weights-unsorted", "mixtral", "experts sorted by number, their weights not",
            "moe_routing", "router", given(sorted_numbers)),
+    placed("experts-before", "mixtral", "the experts of the token before", "moe_routing",
+           "router", replayed(before)),
+    placed("experts-behind-ring", "qwen3_moe", "the experts of the token after, from logits alone",
+           "moe_routing", "router", replayed(lambda n: np.roll(np.arange(n), -1)), LOGITS),
+    placed("routing-before", "qwen3_moe", "experts and weights of the token before",
+           "moe_routing", "router", replayed(before, weights=True)),
     placed("weights-before", "mixtral", "the weights of the token before", "moe_routing",
            "router", given(lambda w, _: np.roll(w, 1, 0))),
     placed("weights-of-last", "qwen3_moe", "the weights of the last token", "moe_routing",
