@@ -54,24 +54,26 @@ def other_rope_factors(patched: PatchedModel, kind: RopeKind) -> list[tuple[floa
     """Return (wrong factor on cos and sin, mistake in words) of a kind of rope with scaling.
 
     The mistakes are: the model's attention factor is left out, applied twice, replaced by the one
-    that YaRN's or longrope's formula gives, or multiplied by it. Factors equal to the right one
+    that YaRN's or longrope's formula gives, or multiplied by it. YaRN's is of one, of `mscale` or
+    of `mscale_all_dim`; the model's may be a ratio of the last two. Factors equal to the right one
     are left out. [] for a kind of rope without scaling.
     """
     scaling = patched.hp["rope_scaling"] if kind.scaled else None
     if not scaling:
         return []
-    own, formula = rope_frequencies(patched, kind).factor, 1.0
+    own, formulas = rope_frequencies(patched, kind).factor, [1.0]
     if scaling["type"] == "yarn":
-        formula = yarn_mscale(scaling["factor"])
+        scales = (1.0, scaling.get("mscale"), scaling.get("mscale_all_dim"))
+        formulas = [yarn_mscale(scaling["factor"], scale) for scale in scales if scale]
     elif scaling["type"] == "longrope":
         original = scaling["original_context_length"]
-        formula = longrope_attention_factor(patched.hp["context_length"] / original, original)
-    found = (
-        (1.0, "is left out"),
-        (own**2, "is applied twice"),
-        (formula, f"is the formula's, {formula:.6g}"),
-        (own * formula, f"is applied in addition to the formula's, {formula:.6g}"),
-    )
+        formulas = [longrope_attention_factor(patched.hp["context_length"] / original, original)]
+    found = [(1.0, "is left out"), (own**2, "is applied twice")]
+    for formula in formulas:
+        found += [
+            (formula, f"is the formula's, {formula:.6g}"),
+            (own * formula, f"is applied in addition to the formula's, {formula:.6g}"),
+        ]
     first: list[tuple[float, str]] = []
     for factor, how in found:
         if not any(math.isclose(factor, other, rel_tol=1e-6) for other in (own, *dict(first))):

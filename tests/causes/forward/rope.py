@@ -1,8 +1,10 @@
 """Seeded faults of `aprfmt/causes/forward/rope.py`.
 
-Seen red: ALiBi's slopes left a cause unnamed, and ALiBi left out was "residual", confirmed.
+Seen red: ALiBi's slopes left a cause unnamed, and ALiBi left out was "residual", confirmed. A
+factor of one of YaRN's two scales was located.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -70,6 +72,17 @@ def without(key: str) -> Callable[[Texts], None]:
     return lambda config: config["rope_parameters"].pop(key)
 
 
+def attended(scale: float) -> Callable[[Any], dict[str, Any]]:
+    """Return a change of YaRN's factor on cos and sin to the formula's of one scale."""
+
+    def change(own: Any) -> dict[str, Any]:
+        scaling = own["rope_scaling"]
+        factor = 0.1 * scale * math.log(scaling["factor"]) + 1
+        return {"rope_scaling": dict(scaling) | {"attention_factor": factor}}
+
+    return change
+
+
 ENGINE_FAULTS = (
     engine("theta", "llama", "base 10000 for 5000", "rope_theta", "rope_theta", upstream=(3,),
            hp={"rope_theta": 10000.0}),
@@ -79,6 +92,10 @@ ENGINE_FAULTS = (
            "rope_scaling", hp={"rope_scaling": None}),
     engine("yarn-dropped", "llama-yarn", "yarn left out", "rope_scaling", "rope_scaling",
            fine=True, hp={"rope_scaling": None}),
+    engine("yarn-mscale", "deepseek_v3-yarn", "the factor of mscale alone, not its ratio",
+           "rope_scaling", "rope_scaling.attention_factor", hp=attended(0.8)),
+    engine("yarn-mscale-all-fine", "deepseek_v3-yarn", "the factor of mscale_all_dim alone",
+           "rope_scaling", "rope_scaling.attention_factor", fine=True, hp=attended(1.2)),
     engine("linear-factor", "llama", "positions divided by 4", "rope_scaling", "rope_scaling",
            fine=True, hp={"rope_scaling": {"type": "linear", "factor": 4.0}}),
     engine("local-theta", "gemma3", "local layers rotate with the global base", "rope_theta",
