@@ -727,6 +727,48 @@ def _layer_input(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, A
     return held.get(STREAM, x)
 
 
+# What a layer's own scale may be applied to by mistake, in words -> what leaves the layer, of the
+# stream that enters, what the layer adds to it, what it adds last (0 if nothing), and the scale.
+LAYER_SCALES: Mapping[str, Callable[[Any, Any, Any, Any], Any]] = {
+    "multiplies what the layer adds, not the stream": lambda x, y, last, s: x + y * s,
+    "multiplies the stream that enters, not what the layer adds": lambda x, y, last, s: x * s + y,
+    "multiplies all but the layer's last summand": lambda x, y, last, s: (x + y - last) * s + last,
+    "is left out": lambda x, y, last, s: x + y,
+    "is applied twice": lambda x, y, last, s: (x + y) * s * s,
+}
+
+
+def try_layer_scales(case: Mismatch) -> Iterator[Change]:
+    """Yield changes of what a layer's own scale multiplies, for the point after such a layer."""
+    role = "layer_output_scale.weight"
+    if case.view.point != "out" or case.patched.weights.get_role(case.layer, role) is None:
+        return
+    for says, how in LAYER_SCALES.items():
+        yield Change(
+            "multiplier", f"the layer's own scale {says}", (role,), _scale_layer(role, how),
+            {"layer_scale": says},
+        )  # fmt: skip
+
+
+def _scale_layer(role: str, how: Callable[[Any, Any, Any, Any], Any]) -> Patch:
+    """Return a patch that applies the scale `role` of a layer by `how`, a value of LAYER_SCALES."""
+
+    def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+        """Return what leaves a layer, whose right value is `x`, with its scale applied by `how`.
+
+        `x` where the layer has no scale, or one that is zero, or where the stream is not held.
+        """
+        weight, stream = patched.weights.get_role(layer, role), held.get(STREAM)
+        scale = None if weight is None else np.asarray(weight.numpy(), np.float32)
+        if scale is None or stream is None or not scale.all():
+            return x
+        last = np.asarray(held.get("per_layer_contrib", np.float32(0)))
+        entered, made = np.asarray(stream), np.asarray(x)
+        return np.asarray(how(entered, made / scale - entered, last, scale), made.dtype)
+
+    return lambda patched, layers: patched.with_tap("out", tap, layers)
+
+
 def sublayer_factor_change(patched: PatchedModel, sublayer: str, value: float) -> Change:
     """Return the change of residual_scale to `value` for one `sublayer` (attn or ffn).
 
@@ -891,6 +933,7 @@ HYPOTHESES = (
         "row_offset", find_embedding_rows, 20, "rows of a table, before what is computed from them"
     ),
     Hypothesis("residual", try_left_out_layers, 28, "no operation at all, before any number"),
+    Hypothesis("multiplier", try_layer_scales, 29, "a stored factor, before one that is solved"),
     Hypothesis("multiplier", find_factor, 30, "one factor, before the numbers of an operation"),
     Hypothesis("multiplier", find_stream_size, 32, "the stream, before a factor of what is added"),
     Hypothesis("residual", try_residual_sums, 370, "sums, once both terms are right"),

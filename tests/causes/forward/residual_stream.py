@@ -87,7 +87,31 @@ def in_sequence(norm: str) -> How:
     return broken_here(**{norm: normed}, add=add, linear=linear)
 
 
+def layer_scale(how: Callable[[Any, Any, Any], Any]) -> How:
+    """Apply gemma4's scale of a layer by how(stream that enters, what leaves, scale)."""
+    held: dict[str, Any] = {}
+
+    def add(here: Any, op: Any, a: Any, b: Any) -> Any:
+        if here.point in ("attn_out", "attn_contrib"):
+            held["stream"] = a
+        return op(a, b)
+
+    def mul(here: Any, op: Any, a: Any, b: Any) -> Any:
+        if np.size(b) == 1 and here.point == "per_layer_contrib":
+            return np.asarray(how(held["stream"], a, b), np.float32)
+        return op(a, b)
+
+    return broken_here(add=add, mul=mul)
+
+
 ENGINE_FAULTS = (
+    placed("layer-scale-added", "gemma4", "the layer's scale multiplies what the layer adds",
+           "multiplier", "layer_output_scale.weight", layer_scale(lambda x, y, s: x + (y - x) * s)),
+    placed("layer-scale-stream", "gemma4", "the layer's scale multiplies what enters, alone",
+           "multiplier", "layer_output_scale.weight", layer_scale(lambda x, y, s: y + x * (s - 1)),
+           frozenset({"out", "logits"})),
+    placed("layer-scale-twice", "gemma4", "the layer's scale twice", "multiplier",
+           "layer_output_scale.weight", layer_scale(lambda x, y, s: y * s * s)),
     engine("falcon-in-sequence", "falcon", "the MLP reads the norm of what attention has added to",
            "residual", "ffn_up", **in_sequence("layer_norm")),
     engine("cohere-in-sequence", "cohere", "the MLP reads the norm of what attention has added to",
