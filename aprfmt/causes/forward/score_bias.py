@@ -89,7 +89,20 @@ def _slopes_by_rank(own: Array, most: float) -> Iterator[tuple[str, Array]]:
         )
 
 
-def _use_slopes(patched: PatchedModel, own: Array, slopes: Array) -> Patch:
+def _slopes_by_rule(own: Array, most: float) -> Iterator[tuple[str, Array]]:
+    """Yield (end of a sentence on the slopes, slopes [heads]) by rules of TAKEN and of ranks."""
+    for says, taken in TAKEN.items():
+        yield says, taken(own, most)
+    yield from _slopes_by_rank(own, most)
+
+
+def slopes_by_rules(own: Array, most: float) -> Iterator[Array]:
+    """Yield the slopes [heads] by each wrong rule, of the model's `own` that end at 2^-most."""
+    for _, slopes in _slopes_by_rule(own, most):
+        yield slopes
+
+
+def use_slopes(patched: PatchedModel, own: Array, slopes: Array) -> Patch:
     """Return a patch function: the heads' slopes are `slopes` in place of the model's `own`."""
     if patched.spec.block.score_bias == "alibi_keys":  # rounded at every step, so made anew
         scale = float(patched.hp["attn_scale"])
@@ -100,7 +113,7 @@ def _use_slopes(patched: PatchedModel, own: Array, slopes: Array) -> Patch:
     return change_score_bias(lambda scores, bias: scores + bias * ratio)
 
 
-def _model_slopes(patched: PatchedModel) -> Array | None:
+def model_slopes(patched: PatchedModel) -> Array | None:
     """Return the ALiBi slopes [heads] of the model; None if it has none."""
     most = patched.hp["alibi_max_bias"]
     if not patched.spec.block.score_bias.startswith("alibi") or most is None:
@@ -121,13 +134,13 @@ def usual_score_bias_mistakes(patched: PatchedModel) -> Iterator[Change]:
         {"score_bias": "twice"},
     )
     # ALiBi's slopes by other rules.
-    own = _model_slopes(patched)
+    own = model_slopes(patched)
     if own is None:
         return
     configured = float(patched.hp["alibi_max_bias"])
     for most in (*MOST, 8.0):
         if most != configured:
-            make = _use_slopes(patched, own, alibi_slopes(len(own), most))
+            make = use_slopes(patched, own, alibi_slopes(len(own), most))
             yield Change(
                 "positions",
                 f"the slopes on distances end at 2^-{most:g}; the model says 2^-{configured:g}",
@@ -135,14 +148,13 @@ def usual_score_bias_mistakes(patched: PatchedModel) -> Iterator[Change]:
                 make,
                 {"alibi_max_bias": most},
             )
-    rules = ((says, taken(own, configured)) for says, taken in TAKEN.items())
-    for says, slopes in (*rules, *_slopes_by_rank(own, configured)):
+    for says, slopes in _slopes_by_rule(own, configured):
         if not np.allclose(slopes, own, rtol=1e-6):
             yield Change(
                 "positions",
                 f"the slopes on distances {says}",
                 ("alibi_slopes",),
-                _use_slopes(patched, own, slopes),
+                use_slopes(patched, own, slopes),
                 {"alibi_slopes": says},
             )
     # The slopes with or without the scale of the scores.
@@ -155,7 +167,7 @@ def usual_score_bias_mistakes(patched: PatchedModel) -> Iterator[Change]:
             "positions",
             f"the slopes on distances {says}",
             ("alibi_slopes",),
-            _use_slopes(patched, own, own * scale),
+            use_slopes(patched, own, own * scale),
             {"alibi_slopes": says},
         )
 
@@ -169,7 +181,7 @@ def find_score_bias(case: Mismatch) -> Iterator[Change]:
     if case.layer < 0 or not sums or case.view.point not in AFTER:
         return
     yield from usual_score_bias_mistakes(case.patched)
-    own = _model_slopes(case.patched)
+    own = model_slopes(case.patched)
     theirs = case.recorded_result(sums[-1])
     if own is None or theirs is None or len(case.rows) != case.tokens:
         return
@@ -186,7 +198,7 @@ def find_score_bias(case: Mismatch) -> Iterator[Change]:
         f"the slopes on distances are {shown}{', ...' if len(own) > 6 else ''}; the "
         f"model says {', '.join(f'{value:.4g}' for value in own[:6].tolist())}",
         ("alibi_slopes",),
-        _use_slopes(case.patched, own, slopes),
+        use_slopes(case.patched, own, slopes),
         {"alibi_slopes": slopes.tolist()},
         general=True,
     )

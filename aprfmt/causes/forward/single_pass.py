@@ -37,10 +37,10 @@ def changes_of_one_pass(
             continue
         made = change.make(patched, layers)
         if all(getattr(made, part) is getattr(patched, part) for part in KEPT):
-            yield _limited_change(change, first, last, len(patched.ids)), layers
+            yield limited_change(change, first, last, len(patched.ids)), layers
 
 
-def _limited_change(change: Change, first: int, last: int, tokens: int) -> Change:
+def limited_change(change: Change, first: int, last: int, tokens: int) -> Change:
     """Return a change limited to the operations' results for tokens `first` to `last`."""
     which = f"token {first}" if first == last else f"tokens {first} to {last}"
     if last == tokens - 1:
