@@ -28,7 +28,8 @@ def salvage(broken: Path, output: Path, *, force: bool = False) -> SalvageResult
 
     The format stays the same. The metadata are kept; one more key lists what is missing, where
     something is. Bytes after the last tensor are left out. Raises FormatError where the header
-    cannot be read, or names no tensor that is whole; UsageError where nothing is wrong.
+    cannot be read, or names no tensor that is whole; UsageError where nothing is wrong, or where
+    `output` is `broken` itself and tensors of it would be lost.
     """
     with open_source(broken, partial=True, damaged=True) as source:
         missing = {name: why for name, one in source.tensors.items() if (why := tensor_damage(one))}
@@ -37,6 +38,11 @@ def salvage(broken: Path, output: Path, *, force: bool = False) -> SalvageResult
         if not missing and not source.damage and not longer:
             raise UsageError(
                 f"{broken}: nothing of it is missing or damaged; there is nothing to do"
+            )
+        if missing and output.is_file() and output.samefile(broken):
+            raise UsageError(
+                f"{output}: is the damaged file itself, and {len(missing)} of its tensors would be "
+                "left out for good; name another file with -o"
             )
         if not kept:
             raise FormatError(f"{broken}: no tensor of it is sound; get the file again")

@@ -19,6 +19,7 @@ from aprfmt.recovery import evidence
 from aprfmt.recovery.by_index import write_by_index
 from aprfmt.recovery.evidence import differing_blocks, differing_pages
 from aprfmt.recovery.index_repair import write_index
+from aprfmt.recovery.salvage import salvage
 from tests.cli.run import aprfmt
 
 INDEX = "model.safetensors.index.json"
@@ -272,3 +273,17 @@ def test_shards_are_mended_before_the_index_that_is_made_from_them(
     told = aprfmt("validate", folder).out
     assert ("mend the damaged shards first (see layout), then: aprfmt repair" in told) == first
     assert ("aprfmt repair --index" in told) == lost, told
+
+
+def test_a_damaged_file_is_not_replaced_by_less_of_it(tmp_path: Path) -> None:
+    """Seen red: the only copy was replaced. One with surplus bytes alone loses nothing."""
+    path = tmp_path / "model.safetensors"
+    save_file({"a": np.ones((4, 4), np.float32), "b": np.ones((4, 4), np.float32)}, path)
+    sound = path.read_bytes()
+    path.write_bytes(sound[:-8])
+    with pytest.raises(UsageError, match="1 of its tensors would be left out for good"):
+        salvage(path, path, force=True)
+    assert path.read_bytes() == sound[:-8]
+    path.write_bytes(sound + b"surplus!")
+    salvage(path, path, force=True)
+    assert load_file(path).keys() == {"a", "b"}
