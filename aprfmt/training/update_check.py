@@ -99,7 +99,7 @@ def judge_update(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judg
     # Without gradient and moments only a step of one size for all elements can be judged.
     signs = held.gradient is None and held.first is None and held.second is None
     if signs and not _has_one_size(recipe):
-        return Judgement("not compared", _missing_input(recipe))
+        return Judgement("not compared", _missing_input(recipe, held))
     sample = sample_case(parameter, held, signs)
     check_finite_before(parameter.before, sample.before)
     if not np.isfinite(sample.after).all():
@@ -122,10 +122,10 @@ def judge_update(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judg
         if (fit := sample.fit(one)) is not None
     ]
     if not fits:
-        return Judgement("not compared", _missing_input(recipe))
+        return Judgement("not compared", _missing_input(recipe, held))
     if signs and recipe.step is None and not recipe.row.sizes == "every step":
         if sample.coarse or not _has_common_size(sample, fits[0][1]):
-            return Judgement("not compared", _missing_input(recipe))
+            return Judgement("not compared", _missing_input(recipe, held))
     if signs and not _makes_step(sample, fits) and not held.idle:
         return Judgement("not compared", "makes no step, and no gradient says whether it should")
     # A recipe that fits the sample is then tried on all elements.
@@ -413,12 +413,20 @@ def _has_one_size(recipe: Recipe) -> bool:
     return sizes == "every step" or (sizes == "first step" and recipe.step in (None, 1))
 
 
-def _missing_input(recipe: Recipe) -> str:
-    """Return a sentence on the input that is missing to compute a recipe's step."""
+def _missing_input(recipe: Recipe, held: StepInputs) -> str:
+    """Return a sentence on the input that is missing to compute a recipe's step.
+
+    `held` is what was given of it.
+    """
     if recipe.row.sizes == "first step":
         return (
             "the step of a later number needs the optimizer's state (--optimizer-state), or it is "
             "the first: step=1"
+        )
+    if held.gradient is not None and (held.second is None or not held.after):
+        return (
+            f"a step of {recipe.name} needs, next to the gradient, the state of after the step: "
+            "--optimizer-state"
         )
     return "the step needs the gradient (--grads) or the optimizer's state (--optimizer-state)"
 

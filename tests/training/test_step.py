@@ -819,3 +819,12 @@ def test_the_answer_says_how_names_were_read(around: tuple[str, str], tmp_path: 
     assert report.exit_code == 0
     said = [note for note in report.notes if note.startswith("names of the gradients")]
     assert len(said) == any(around) and all(f"'{each}'" in said[0] for each in around if each)
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_what_a_step_lacks_is_not_what_was_given(given: bool, tmp_path: Path) -> None:
+    """Seen red: "the step needs the gradient (--grads)", which was given."""
+    made = Made(stepped(right), "adafactor:lr=1e-3", grads=gradients(1) if given else None)
+    report = made.report(tmp_path)
+    wanted = "next to the gradient, the state of after the step" if given else "--grads"
+    assert all(wanted in row.why for row in report.tensors)
