@@ -14,6 +14,7 @@ from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.number_ranges import number_ranges
 from aprfmt.causes import CAUSES, find_cause
 from aprfmt.causes.forward.cut_points import deciding_key
+from aprfmt.causes.forward.factor_formulas import says_with_formula
 from aprfmt.diagnosis.next_commands import recording_sentence
 from aprfmt.diagnosis.records import ALSO_EXPLAINS, CANNOT_TELL, Evidence
 from aprfmt.diagnosis.trace_results import (
@@ -124,7 +125,7 @@ def _divergence_finding(label: str, divergence: Divergence) -> Finding:
     change = answer.change
     return Finding(
         change.cause,
-        change.says,
+        says_with_formula(answer.patched.hp, change),
         CAUSES[change.cause].level if CAUSES[change.cause].level == "capture" else "forward",
         CAUSES[change.cause].verdict,
         _divergence_places(divergence),
