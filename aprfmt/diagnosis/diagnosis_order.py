@@ -609,17 +609,19 @@ class DiagnosisRun:
                 self.levels.stated.append(wrong)
 
     def _find_seen_padding(self) -> bool:
-        """Return whether a trace's rows attend to the padding before them; add the finding then."""
+        """Return whether a trace counts padding that its mask hides; add the finding then."""
+        from aprfmt.diagnosis.padded_rows import counted_padding
         from aprfmt.diagnosis.recorded_ids import seen_padding
 
         for side in (self.a, self.b):
             trace, model = self.traces.get(side.label), self.model_of(side)
             if trace is None or self.ids is None:
                 continue
-            found = seen_padding(model, trace, side.label, self.ids, self.pass_dtype())
+            about = (model, trace, side.label, self.ids, self.pass_dtype())
+            found = seen_padding(*about) or counted_padding(*about)
             if found is not None:
                 self.levels.findings.append(found)
-                self.levels.checked.append(f"{side.label}: the pass that sees the padding")
+                self.levels.checked.append(f"{side.label}: the pass that counts the padding")
                 self.levels.complete, self.levels.remainder = True, 0.0
                 return True
         return False

@@ -157,9 +157,11 @@ def _unexplained_finding(label: str, divergence: Divergence) -> Finding:
     if cause == "nonfinite":
         return _nonfinite_finding(label, view)
     # What was computed from what, and every weight that may be wrong.
-    ops = _names_or_ends(_computing_operations(view), "operations") or "no operation"
+    ops = _names_or_ends(_computing_operations(view), "operations")
     after = ", ".join(view.after) or "token ids"
     says = f"{view.key} is not what {ops} makes of this run's own {after}"
+    if not ops:
+        says = f"{view.key} is not what follows from this run's own {after}"
     says += _suspects_clause(divergence)
     says += _columns_clause(view) if cause in ("", "stale_tensor") else ""
     # A difference as small as quantization or rounding gets that verdict.

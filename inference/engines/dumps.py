@@ -295,8 +295,8 @@ def _dump_facts(dump: Dump, found: AlignedArrays, notes: Sequence[str]) -> Mappi
     """Return {name: value} of what a trace says of a dump, ready for JSON.
 
     That is: ranks, how their arrays were joined, the pass of each token, and remarks. `masked`
-    are the ids before the first token that an attention mask hides. `others` are the ids of the
-    other sequences, of at most _LISTED of them.
+    are the ids before the first token that an attention mask hides, `behind` those after the last
+    one. `others` are the ids of the other sequences, of at most _LISTED of them.
     """
     return {
         "ranks": dict(dump.axes),
@@ -316,6 +316,7 @@ def _dump_facts(dump: Dump, found: AlignedArrays, notes: Sequence[str]) -> Mappi
         "steps": list(found.steps),
         "positions": list(found.positions),
         "masked": list(found.masked),
+        "behind": list(found.behind),
         "notes": [*found.notes, *notes],
         "sequences": len(found.sequences),
         "sequence": found.chosen,

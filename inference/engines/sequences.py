@@ -35,7 +35,8 @@ class Segment:
     `number` is the request's number in the batch of `count`, `rows` index the pass's tokens.
     `padding` is the number of hidden rows before the first token that the pass gave positions;
     `positions` are without them. `masked` are the ids before the first token that the attention
-    mask of the pass hides. `cut`: later tokens of the pass were taken back.
+    mask of the pass hides, `behind` those after the last one. `cut`: later tokens of the pass were
+    taken back.
     """
 
     step: int
@@ -48,6 +49,7 @@ class Segment:
     request: str = ""
     padding: int = 0
     masked: tuple[int, ...] = ()
+    behind: tuple[int, ...] = ()
     cut: bool = False
 
 
@@ -99,7 +101,8 @@ class AlignedArrays:
 
     `steps` say for each token which pass computed it. `left` maps names that could not be aligned
     to the reason; `again` are those of the passes in it that hold tokens of the sequence once more.
-    `notes` say what was left out. `masked` are ids before the first token that a mask hides.
+    `notes` say what was left out. `masked` are ids before the first token that a mask hides, and
+    `behind` those after the last one, of a sequence of one pass.
     `sequences` are the ids of all sequences of the dump, None where they are not known, and
     `chosen` is the index of this one among them. `repeats` are the other requests with the same
     tokens, which are none of `sequences`.
@@ -114,6 +117,7 @@ class AlignedArrays:
     notes: tuple[str, ...]
     again: frozenset[str] = frozenset()
     masked: tuple[int, ...] = ()
+    behind: tuple[int, ...] = ()
     sequences: tuple[tuple[int, ...] | None, ...] = ()
     chosen: int = 0
     repeats: "tuple[Repeat, ...]" = ()
@@ -380,6 +384,8 @@ def _segments_of_pass(one: Pass, place: int, before: Sequence[TokenRun]) -> Iter
             continue
         masked = range(hidden_from if one_row else first, int(rows[0]))
         hidden_from = int(rows[-1]) + 1
+        # In one row of several requests, what is hidden may be before the next.
+        behind = range(hidden_from, hidden_from if one_row and len(bounds) > 1 else stop)
         padding = 0
         if positions is not None and rows[-1] < positions.size:
             own = positions[rows]
@@ -404,6 +410,7 @@ def _segments_of_pass(one: Pass, place: int, before: Sequence[TokenRun]) -> Iter
             None if flat is None else tuple(flat[rows].tolist()),
             str(names[number]) if number < len(names) else "",
             masked=() if flat is None else tuple(flat[list(masked)].tolist()),
+            behind=() if flat is None else tuple(flat[list(behind)].tolist()),
         )
         yield _without_padding(part, padding)
 
@@ -775,6 +782,7 @@ def _align_sequence(
         left,
         tuple(notes),
         masked=chosen.segments[0].masked,
+        behind=chosen.segments[0].behind if len(chosen.segments) == 1 else (),
     )
 
 

@@ -1,0 +1,133 @@
+"""Padding behind a text that a recorded attention mask hides, and that a run counted all the same.
+
+Tokens of a text attend to padding behind it, or the text's one embedding is made of rows of
+padding too. The ids of the padding are in the trace, so that a pass over them shows it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.causes.forward.attention import hide_keys
+from aprfmt.inference.points import POINTS
+from aprfmt.inference.record import Record
+from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.inference.replay.recorded_trace import RecordedTrace
+from aprfmt.inference.replay.shadow import ShadowPass, run_shadow_pass
+from aprfmt.inference.trace import Trace, no_blocks
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.proofs import unfitted_proof
+from aprfmt.model import Model
+
+POOLED = "pooled"
+
+
+def counted_padding(
+    model: Model | None, trace: Trace, label: str, ids: Sequence[int], dtype: str
+) -> Finding | None:
+    """Return the finding that a run counts padding that its recorded mask hides; None if not.
+
+    Its tokens attend to the padding behind them, or its embedding has rows of padding in it. `ids`
+    are the text's, `label` is the side.
+    """
+    dump = trace.run.get("dump")
+    said = dump if isinstance(dump, Mapping) else {}
+    behind = tuple(said.get("behind", ()))
+    if model is None or not behind or said.get("masked"):
+        return None
+    patched = PatchedModel.unpatched(model, ids, dtype)
+    try:
+        plain = run_shadow_pass(patched, RecordedTrace(trace, tuple(ids), {}))
+        flagged = {view.point for view in plain.flagged}
+        if not flagged:
+            return None
+        whole = replace(patched, ids=(*ids, *behind))
+        recorded = RecordedTrace(
+            replace(trace, records=_placed(trace, len(ids)), blocks=no_blocks), whole.ids, {}
+        )
+        if flagged == {POOLED}:
+            return _pooled_padding(plain, whole, recorded, label, len(ids))
+        if POOLED not in flagged:
+            return _seen_behind(whole, recorded, label, len(behind))
+    finally:
+        patched.weights.close()
+    return None
+
+
+def _placed(trace: Trace, count: int) -> dict[str, Record]:
+    """Return the records of the text's `count` tokens, as those of the first ones of a pass."""
+    return {
+        key: replace(record, positions=tuple(range(count)))
+        for key, record in trace.records.items()
+        if POINTS[record.point].rows in ("tokens", "logits")
+        and (record.positions is None or len(record.positions) == count)
+        and len(record.shape) > 1
+        and record.shape[0] == count
+    }
+
+
+def _seen_behind(
+    whole: PatchedModel, recorded: RecordedTrace, label: str, count: int
+) -> Finding | None:
+    """Return the finding that tokens attend to the `count` tokens behind them, if a pass agrees."""
+    found = run_shadow_pass(whole, recorded)
+    if not found.compared_count or found.flagged:
+        return None
+    what = f"{count} tokens of padding" if count > 1 else "token of padding"
+    return Finding(
+        "visible_padding",
+        f"{label}: the text's tokens see the {what} behind them, which the recorded attention "
+        "mask hides",
+        "capture",
+        "bug",
+        ("attention_mask",),
+        True,
+        values={"padding": count},
+        side=label,
+        proof=unfitted_proof(found.compared_count),
+    )
+
+
+def _pooled_padding(
+    plain: ShadowPass, whole: PatchedModel, recorded: RecordedTrace, label: str, count: int
+) -> Finding | None:
+    """Return the finding that the embedding has rows of padding in it, or counts them.
+
+    `plain` is the pass of the text alone, `whole` has the padding too. The text has
+    `count` tokens. The rows of padding are computed anew, where the text's keys alone are seen.
+    """
+    view, total = plain.views[POOLED], len(whole.ids)
+    kind, padding = str(whole.hp["pooling"]), total - count
+    shown = np.zeros((total, total), np.bool_)
+    shown[:, :count] = True
+    padded = run_shadow_pass(hide_keys(shown)(whole, None), recorded).views.get(POOLED)
+    tried: list[tuple[str, NDArray[np.float64]]] = []
+    if kind == "mean":
+        says = f"the sum of the text's {count} rows is divided by {total}, the padded length"
+        tried.append((says, np.asarray(view.mine, np.float64) * count / total))
+        says = f"the mean is of {total} rows: the {padding} of padding are counted too"
+    else:
+        says = "the last row is one of padding, not of the text"
+    if padded is not None:
+        tried.append((says, np.asarray(padded.mine, np.float64)))
+    for says, given in tried:
+        left = view.distance(given.reshape(view.mine.shape))
+        if left <= view.tolerance:
+            return Finding(
+                "pooling",
+                f"{label}: {says}; the recorded attention mask hides the padding",
+                "forward",
+                "bug",
+                ("attention_mask",),
+                True,
+                POOLED,
+                view.residual,
+                left,
+                POOLED,
+                values={"padding": padding},
+                side=label,
+                proof=unfitted_proof(view.mine.size),
+            )
+    return None
