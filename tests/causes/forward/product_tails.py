@@ -34,8 +34,9 @@ def stacked(w: Any, half: int) -> None:
 ENGINE_FAULTS = (
     traced("product-tail-lost", "llama", "the MLP's last product loses what is left after tiles",
            ["product_tail"], ["ffn_down"], COARSE, FIVE, **columns("ffn_down", tail)),
-    traced("product-tail-misread", "llama", "the inputs after the last tile meet the columns before",
-           ["product_tail"], ["ffn_down"], COARSE, FIVE, **columns("ffn_down", misread)),
+    traced("product-tail-misread", "llama",
+           "the inputs after the last tile meet the columns before", ["product_tail"],
+           ["ffn_down"], COARSE, FIVE, **columns("ffn_down", misread)),
     placed("product-head-lost", "qwen3", "attention's product loses its first three inputs",
            "product_tail", "attn_output", columns("attn_output", head)),
     placed("experts-tail-lost", "mixtral", "the experts' last product loses its tail",
