@@ -302,7 +302,9 @@ def _equally_good(
     """Return the solutions of other causes, or by other rules, that explain as well as `best`.
 
     Two solutions of one cause follow two rules if their values have other names. The places where a
-    change acts are no rule: the run may not show some of them.
+    change acts are no rule: the run may not show some of them. Next to a solution
+    about rope's scaling a shift of all positions is none of its own: it turns queries and keys
+    alike, so all that it changes is the length by which the scaling takes its factors.
     """
     return _one_of_each_cause(
         tuple(
@@ -313,8 +315,14 @@ def _equally_good(
             and answer.change.general == best.change.general
             and answer.change.of_values == best.change.of_values
             and answer.residual <= CLOSER * best.residual + view.tolerance / CLOSER
+            and not (best.change.cause == "rope_scaling" and _shifts_all_alike(answer.change))
         )
     )
+
+
+def _shifts_all_alike(change: Change) -> bool:
+    """Return whether a change gives positions that are all shifted by one number."""
+    return change.cause == "positions" and change.values.get("offset") is not None
 
 
 def _rule_key(change: Change) -> tuple[str, frozenset[str]]:

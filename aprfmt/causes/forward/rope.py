@@ -801,9 +801,9 @@ def scaling_value_changes(patched: PatchedModel, kind: RopeKind) -> Iterator[Cha
     for key, value in configured.items():
         if key in _OTHER_LIST:
             other = configured.get(_OTHER_LIST[key])
-            wanted = [] if other is None else [(other, f"{_OTHER_LIST[key]} stands for {key}")]
+            wanted = [] if other is None else [(other, f"the list {_OTHER_LIST[key]} for {key}")]
         elif isinstance(value, bool):
-            wanted = [(not value, f"{key} is {str(not value).lower()}")]
+            wanted = [(not value, f"{key} {str(not value).lower()}")]
         elif isinstance(value, int | float):
             usual = (*_SCALING_VALUES.get(key, ()), 2 * value, value / 2, 4 * value, value / 4)
             wanted = [(type(value)(each), f"{key} {each:g}") for each in dict.fromkeys(usual)]
@@ -838,11 +838,15 @@ def scaling_change(
         return None
     if not np.isfinite(rope.inv_freq).all() or rope.equals(rope_frequencies(patched, kind)):
         return None
-    own_value = configured[key]
-    model = f"{own_value:g}" if isinstance(own_value, int | float) else "its own"
+    own_value, numbers = configured[key], isinstance(configured[key], int | float)
+    model = (
+        f"; the model says {str(own_value).lower()}"
+        if isinstance(own_value, bool)
+        else (f"; the model says {own_value:g}" if numbers else "")
+    )
     return Change(
         "rope_scaling",
-        f"the scaling {configured['type']} has {says}; the model says {model}",
+        f"the scaling {configured['type']} has {says}{model}",
         (f"rope_scaling.{key}",),
         rotate_with(rope.inv_freq, rope.factor),
         {"rope_scaling": made},

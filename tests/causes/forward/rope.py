@@ -1,7 +1,8 @@
 """Seeded faults of `aprfmt/causes/forward/rope.py`.
 
 Seen red: ALiBi's slopes left a cause unnamed, and ALiBi left out was "residual", confirmed. A
-factor of one of YaRN's two scales was located.
+factor of one of YaRN's two scales was located. Long factors in a short text were explained only:
+"positions counted from 4" passes the length that decides, too.
 """
 
 import math
@@ -83,6 +84,12 @@ def attended(scale: float) -> Callable[[Any], dict[str, Any]]:
     return change
 
 
+def long_factors(own: Any) -> dict[str, Any]:
+    """Return a longrope with its long factors at every length."""
+    scaling = own["rope_scaling"]
+    return {"rope_scaling": dict(scaling) | {"short_factor": scaling["long_factor"]}}
+
+
 ENGINE_FAULTS = (
     engine("theta", "llama", "base 10000 for 5000", "rope_theta", "rope_theta", upstream=(3,),
            hp={"rope_theta": 10000.0}),
@@ -92,6 +99,8 @@ ENGINE_FAULTS = (
            "rope_scaling", hp={"rope_scaling": None}),
     engine("yarn-dropped", "llama-yarn", "yarn left out", "rope_scaling", "rope_scaling",
            fine=True, hp={"rope_scaling": None}),
+    engine("longrope-other-list", "phi3", "the factors of long texts in a short one",
+           "rope_scaling", "rope_scaling.short_factor", hp=long_factors),
     engine("yarn-mscale", "deepseek_v3-yarn", "the factor of mscale alone, not its ratio",
            "rope_scaling", "rope_scaling.attention_factor", hp=attended(0.8)),
     engine("yarn-mscale-all-fine", "deepseek_v3-yarn", "the factor of mscale_all_dim alone",

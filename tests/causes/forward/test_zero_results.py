@@ -127,3 +127,19 @@ def test_a_cause_in_fewer_places_is_no_second_explanation_of_itself() -> None:
     root = answer("norm_eps", eps_outside=True)  # another rule is one, in any place
     number = answer("norm_eps", norm_eps=1e-3)
     assert wrong_operations._equally_good([root, number], number, view) == (root,)
+
+
+def test_a_shift_of_all_positions_is_no_second_explanation_of_a_rope_scaling() -> None:
+    """It passes a length, and turns queries and keys alike. Seen red: "positions" named, too."""
+
+    def answer(cause: str, **values: Any) -> Any:
+        change = Change(cause, cause, ("rope",), values=values)
+        return SimpleNamespace(change=change, reach=math.inf, left=0, residual=0.0, then=None)
+
+    view: Any = SimpleNamespace(tolerance=1e-6)
+    scaling = answer("rope_scaling", rope_scaling={"type": "longrope"})
+    shift, jump = answer("positions", offset=3), answer("positions", offset=None)
+    assert wrong_operations._equally_good([scaling, shift], scaling, view) == ()
+    assert wrong_operations._equally_good([scaling, jump], scaling, view) == (jump,)
+    other = answer("attention_scale", scale=2.0)
+    assert wrong_operations._equally_good([other, shift], other, view) == (shift,)
