@@ -933,8 +933,8 @@ HYPOTHESES = (
         "row_offset", find_embedding_rows, 20, "rows of a table, before what is computed from them"
     ),
     Hypothesis("residual", try_left_out_layers, 28, "no operation at all, before any number"),
-    Hypothesis("multiplier", try_layer_scales, 29, "a stored factor, before one that is solved"),
     Hypothesis("multiplier", find_factor, 30, "one factor, before the numbers of an operation"),
+    Hypothesis("multiplier", try_layer_scales, 31, "a stored factor, after one of all values"),
     Hypothesis("multiplier", find_stream_size, 32, "the stream, before a factor of what is added"),
     Hypothesis("residual", try_residual_sums, 370, "sums, once both terms are right"),
     Hypothesis("softcap", try_logit_caps, 430, "the logits, after all that gives them"),
