@@ -14,7 +14,7 @@ import pytest
 import aprfmt
 from aprfmt.diagnosis import Diagnosis, diagnose
 from tests.diagnosis import files
-from tests.diagnosis.engines import place
+from tests.diagnosis.engines import place, tiny_folder
 from tests.diagnosis.faults import DEMO
 from tests.diagnosis.files import Rows
 
@@ -183,3 +183,18 @@ def test_a_resized_model_is_the_same() -> None:
 def test_the_fault_is_said_before_the_rows_behind() -> None:
     report = aprfmt.diff(source(), changed("random-head"))
     assert [one.cause for one in report.findings] == ["stale_tensor", "padded_vocabulary"]
+
+
+@pytest.mark.parametrize(("said", "kind"), [(97, "bug"), (91, "same")])
+def test_rows_that_the_own_key_counts_are_no_padding(said: int, kind: str) -> None:
+    """Seen red: "same, confirmed" of a table without the last rows that B's own key counts."""
+
+    def cut(rows: Rows) -> None:
+        for name in (EMBD, HEAD):
+            files.edit(name, lambda table: table[:91])(rows)
+
+    source = tiny_folder("llama")
+    b = files.copy(source, f"tables-own-key-{said}", tensors=cut, config={"vocab_size": said})
+    found = diagnose(str(source), str(b))
+    assert (found.kind, found.exit_code) == (kind, int(kind == "bug"))
+    assert found.cause == ("row_offset" if kind == "bug" else "padded_vocabulary")

@@ -53,6 +53,8 @@ def extra_rows_text(
     longer = vocabulary_size(context.models[label.lower()])
     if (own or 0) > few:
         return None
+    if own is None and longer is None and claims_more_rows(context.models[shorter]):
+        return None
     if (longer or 0) > few:
         reached = f"for ids that {shorter.upper()}'s tokenizer does not have"
     elif own is None and longer is None:
@@ -66,6 +68,21 @@ def is_longer_table(context: "PairContext", key: str, first: RowReader, second: 
     """Return whether one token table is longer, and the shorter one has rows for all its ids."""
     table = is_token_table(key, first.shape, second.shape)
     return table and extra_rows_text(context, first, second) is not None
+
+
+def claims_more_rows(model: "Model") -> bool:
+    """Return whether a model's own key says more rows of its token table than it has.
+
+    Only where no tokenizer says which rows are read does the key count: then rows were lost. With
+    one, a table may be cut to the ids that exist.
+    """
+    table = model.find(TABLES[0])
+    config = None if model.folder is None else model.folder.config
+    if table is None or not config:
+        return False
+    said = [one.get("vocab_size") for one in (config, config.get("text_config")) if one]
+    sizes = [size for size in said if isinstance(size, int)]
+    return bool(sizes) and sizes[-1] > table.shape[0]
 
 
 def vocabulary_size(model: "Model") -> int | None:

@@ -12,7 +12,7 @@ from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.context import PairContext
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.proof import FEW, make_finding, prove_values
-from aprfmt.causes.tensor.token_tables import TABLES, vocabulary_size
+from aprfmt.causes.tensor.token_tables import TABLES, claims_more_rows, vocabulary_size
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import pair_noise
 from aprfmt.measure.findings import Finding
@@ -81,6 +81,8 @@ def _explain_padding(context: PairContext, key: str, a: View, b: View) -> Findin
     ]
     if known and max(known) > few:
         return None  # ids of the longer vocabulary reach the other rows
+    if not known and claims_more_rows(context.models["b" if label == "A" else "a"]):
+        return None  # the shorter side's own key says that the other rows were there
     large = second if label == "B" else first
     more = large.rows - few
     says = f"{label} has {more} more rows after the {few} that both have and that are equal"
