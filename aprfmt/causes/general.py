@@ -53,6 +53,16 @@ CAUSE_ROWS = (
         next="again",
     ),
     Cause(
+        "equal_function", "tensor", "same",
+        "Weights and numbers of the configuration differ, and together they compute the same "
+        "function: a factor of the configuration stands in a weight, heads are repeated where "
+        "their count says so.",
+        "Several changes, each of which makes another model, and equal logits.",
+        "Passes with all of them agree within rounding on every token tried, and with one alone "
+        "they do not.",
+        next="nothing",
+    ),
+    Cause(
         "extra_tensor", "tensor", "same",
         "One side stores a tensor that nothing of the architecture reads.",
         "A name on one side only that is no role; everything else is compared without it.",

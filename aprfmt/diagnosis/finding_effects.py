@@ -104,7 +104,11 @@ class PartMeasurement:
 
     def is_affordable(self) -> bool:
         """Return whether another pass is within the budget of multiplications."""
-        return self.passes.flops + sum(map(self.passes.pass_flops, self.probes)) <= BUDGET
+        return self.has_room_for(self.passes.flops + sum(map(self.passes.pass_flops, self.probes)))
+
+    def has_room_for(self, flops: float) -> bool:
+        """Return whether so many multiplications and additions in all are within the budget."""
+        return flops <= BUDGET
 
     def measure_shares(self, neutral: Sequence[int]) -> MixedResult:
         """Return how much each finding's part of B changes the logits, the other parts being A's.

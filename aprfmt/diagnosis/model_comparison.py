@@ -25,6 +25,7 @@ from aprfmt.causes.restored_keys import find_restored_key, misleading_findings
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.compare.other_models import explains_vocabulary_size
+from aprfmt.diagnosis.equal_functions import join_counted_copies
 from aprfmt.diagnosis.flag_findings import add_flag_findings
 from aprfmt.diagnosis.records import ALL_ZERO, KINDS, Evidence, Touched
 from aprfmt.diagnosis.renumbered_tokens import settle_numbering
@@ -107,6 +108,7 @@ def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
     explained = _compare_hyperparameters(a, b, report, tensors, found)
     if not found.reason:
         compare_tensors(a, b, report, explained, found)
+        join_counted_copies(found)
     if found.reason.startswith(KINDS["derived"]):
         add_flag_findings(a, b, found, measured=False)
         add_tokenizer_findings(a, b, found)  # a training explains no other tokenizer or stop

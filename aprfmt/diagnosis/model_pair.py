@@ -199,6 +199,10 @@ class ModelPair:
             neutral = [i for i, row in enumerate(self.levels.findings) if row.verdict == "same"]
             found = measuring.measure_shares(neutral)
             found = self._reach_experts(measuring, found, neutral)
+            if self._join_equal_parts(measuring, found, bound):
+                neutral = [i for i, row in enumerate(self.levels.findings) if row.verdict == "same"]
+                measuring = PartMeasurement(passes, self.levels.parts, measuring.probes)
+                found = measuring.measure_shares(neutral)
             self.points = found.points
             # Confirm findings, then remove the confirmed ones, then say what was covered.
             self._finalize_findings(found.shares, bound)
@@ -211,6 +215,19 @@ class ModelPair:
             "taken away"
         )
         return found.rest if found.rest > bound or math.isnan(found.rest) else 0.0
+
+    def _join_equal_parts(
+        self, measuring: "PartMeasurement", found: "MixedResult", bound: float
+    ) -> bool:
+        """Return whether findings cancel each other; then one says that the function is equal."""
+        from aprfmt.diagnosis.equal_functions import find_equal_parts, join_findings
+
+        equal = find_equal_parts(measuring, found, self.levels, self.differing, bound)
+        if equal is None:
+            return False
+        moved = join_findings(self.levels, *equal)
+        self.quantities = {moved[i]: rows for i, rows in self.quantities.items() if i in moved}
+        return True
 
     def _reach_experts(
         self, measuring: "PartMeasurement", found: "MixedResult", neutral: Sequence[int]

@@ -102,6 +102,37 @@ def hidden_by_zeros(rows: files.Rows) -> None:
     files.edit(UP, lambda x: x * 1.25)(rows)
 
 
+def repeated_heads(in_turn: bool) -> Callable[[files.Rows], None]:
+    """Return an edit that gives each of four query heads a key head of its own, of two."""
+
+    def repeat(x: Any) -> Any:
+        heads = x.reshape(2, -1, x.shape[-1])
+        more = np.tile(heads, (2, 1, 1)) if in_turn else np.repeat(heads, 2, 0)
+        return more.reshape(-1, x.shape[-1])
+
+    def run(rows: files.Rows) -> None:
+        for ending in ("k_proj.weight", "v_proj.weight"):
+            files.edit_all(ending, repeat)(rows)
+
+    return run
+
+
+def factor_in_experts(but: str = "") -> Callable[[files.Rows], None]:
+    """Return an edit that multiplies the experts' down products by 1.7, but for those of a name."""
+
+    def run(rows: files.Rows) -> None:
+        for key in [key for key in rows if ".experts." in key and "down_proj" in key]:
+            if not (but and but in key):
+                files.edit(key, lambda x: x * 1.7)(rows)
+
+    return run
+
+
+def factor_and_damage(rows: files.Rows) -> None:
+    factor_in_experts()(rows)
+    files.edit(f"{L1}self_attn.o_proj.weight", lambda x: x * 1.25)(rows)
+
+
 def factors_of_gguf() -> Pair:
     """llama3's rule and a GGUF that holds its factors only, as those of other converters do."""
     folder = tiny_folder("llama-llama3")
@@ -133,6 +164,20 @@ WALK: tuple[Fault, ...] = (
     made("expert-routed", "deepseek_v3", "a bit of an expert that some tokens are routed to",
          ("bit_rot",), "L1.ffn_down_exps.weight",
          tensors=files.edit(f"{L1}mlp.experts.3.down_proj.weight", one_bit(5))),
+    made("heads-in-a-row", "llama", "each key head once for every query head that reads it",
+         ("equal_function",), "n_kv_heads", verdict="same",
+         config=setting(num_key_value_heads=4), tensors=repeated_heads(False)),
+    made("heads-in-turn", "llama", "the same, dealt out in turn", ("gqa_mapping",), "n_kv_heads",
+         config=setting(num_key_value_heads=4), tensors=repeated_heads(True)),
+    made("factor-in-experts", "deepseek_v3", "the routing's factor in the experts, and 1 there",
+         ("equal_function",), "routed_scale", verdict="same",
+         config=setting(routed_scaling_factor=1.0), tensors=factor_in_experts()),
+    made("factor-in-some", "deepseek_v3", "the same but for one expert", ("moe_routing", "scale"),
+         "routed_scale", confidence="confirmed",
+         config=setting(routed_scaling_factor=1.0), tensors=factor_in_experts("experts.3.")),
+    made("factor-and-damage", "deepseek_v3", "the same, and a factor in one other weight",
+         ("scale", "moe_routing"), "",
+         config=setting(routed_scaling_factor=1.0), tensors=factor_and_damage),
     made("window-is-context", "mistral-no-window", "a window as long as the context",
          ("equal_quantities",), "sliding_window", verdict="same",
          config=setting(sliding_window=64)),
