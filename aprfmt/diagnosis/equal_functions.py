@@ -11,7 +11,6 @@ so that none of them is unread, and all of them together must not.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aprfmt.causes import CAUSES
@@ -77,46 +76,6 @@ def find_equal_parts(
         cause.name, says, "tensor", cause.verdict, where, True, proof=unfitted_proof(tokens)
     )
     return tuple(chosen), finding, Touched(hyper, keys)
-
-
-def join_findings(
-    levels: "Levels", numbers: Sequence[int], finding: Finding, part: Touched
-) -> dict[int, int]:
-    """Put one finding in place of several; return {old number: new number} of those that stay."""
-    first = min(numbers)
-    kept = [i for i in range(len(levels.findings)) if i == first or i not in numbers]
-    findings = [finding if i == first else levels.findings[i] for i in kept]
-    levels.parts[:] = [part if i == first else levels.parts[i] for i in kept]
-    levels.findings[:] = findings
-    return {old: new for new, old in enumerate(kept) if old != first}
-
-
-def join_counted_copies(levels: "Levels") -> None:
-    """Join a finding on a size in the configuration with that on the tensors that have this size.
-
-    Neither can be run without the other, and both have the same cause: the tensors' finding says
-    what was done, and is confirmed by their values.
-    """
-    shapes = {
-        row.key
-        for row in (() if levels.report is None else levels.report.tensors)
-        if row.verdict == "SHAPE_DIFFERS"
-    }
-    for i, (config, sizes) in enumerate(zip(levels.findings, levels.parts, strict=True)):
-        if config.level != "config" or not sizes.hyper:
-            continue
-        for k, (one, part) in enumerate(zip(levels.findings, levels.parts, strict=True)):
-            same = one.level == "tensor" and one.cause == config.cause
-            if same and one.confirmed and part.keys and shapes.issuperset(part.keys):
-                joined = replace(
-                    one,
-                    says=f"{one.says}; {config.says}",
-                    where=(*one.where, *(name for name in config.where if name not in one.where)),
-                    values={**config.values, **one.values},
-                )
-                both = Touched((*sizes.hyper, *part.hyper), (*part.keys, *sizes.keys))
-                join_findings(levels, (i, k), joined, both)
-                return
 
 
 def _has_several(part: Touched) -> bool:

@@ -25,11 +25,10 @@ from aprfmt.causes.restored_keys import find_restored_key, misleading_findings
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.compare.other_models import explains_vocabulary_size
-from aprfmt.diagnosis.equal_functions import join_counted_copies
 from aprfmt.diagnosis.flag_findings import add_flag_findings
 from aprfmt.diagnosis.records import ALL_ZERO, KINDS, Evidence, Touched
 from aprfmt.diagnosis.renumbered_tokens import settle_numbering
-from aprfmt.diagnosis.static_findings import Levels
+from aprfmt.diagnosis.static_findings import Levels, join_counted_copies
 from aprfmt.diagnosis.tensors import compare_tensors
 from aprfmt.diagnosis.tokenizer_findings import add_tokenizer_findings
 from aprfmt.diagnosis.zero_values import zero_tensors_of_model

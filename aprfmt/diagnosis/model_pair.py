@@ -15,7 +15,7 @@ from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes import CAUSES, find_cause
 from aprfmt.diagnosis.progress import ProgressReporter, multiplications_per_token
 from aprfmt.diagnosis.records import Evidence
-from aprfmt.diagnosis.static_findings import POSITIONS, DifferingRows, Levels
+from aprfmt.diagnosis.static_findings import POSITIONS, DifferingRows, Levels, join_findings
 from aprfmt.measure.findings import Exercised, Finding
 from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.records import EQUAL
@@ -220,7 +220,7 @@ class ModelPair:
         self, measuring: "PartMeasurement", found: "MixedResult", bound: float
     ) -> bool:
         """Return whether findings cancel each other; then one says that the function is equal."""
-        from aprfmt.diagnosis.equal_functions import find_equal_parts, join_findings
+        from aprfmt.diagnosis.equal_functions import find_equal_parts
 
         equal = find_equal_parts(measuring, found, self.levels, self.differing, bound)
         if equal is None:
