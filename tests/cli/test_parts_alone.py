@@ -321,7 +321,8 @@ def test_a_wrong_loss_has_the_remedy_of_its_first_explanation(
 ) -> None:
     mistakes = {name: SimpleNamespace(todo=f"mend {name}") for name in ("mean", "sum", "shift")}
     monkeypatch.setattr(reported, "MISTAKES", mistakes)
-    answer: Any = SimpleNamespace(says=says, distinct_mistakes=(("mean", "sum"), ("shift",)))
+    guesses = [reported.LossGuess(("mean", "sum"), 1.0), reported.LossGuess(("shift",), 1.0)]
+    answer: Any = SimpleNamespace(says=says, guesses=guesses)
     found = batch_command.mistake_remedy(answer)
     if todo:
         assert found == "mend mean; mend sum"

@@ -11,6 +11,7 @@ import numpy as np
 from aprfmt.inference.recurrence import delta_rule_by_token
 from tests.diagnosis.engine_changes import DELTA, KIMI, LOGITS, How, decay, placed, softplus
 from tests.diagnosis.engines import broken_here
+from tests.diagnosis.head_changes import exchanged_decays
 from tests.diagnosis.making import engine
 
 
@@ -136,4 +137,8 @@ ENGINE_FAULTS = (
            broken_here(gated_norm=output_gate)),
     placed("delta-conv-linear", DELTA, "no activation behind the convolution", "recurrence",
            "conv", broken_here(activate=conv_linear)),
+    placed("delta-dt-heads", DELTA, "dt_bias of heads 1 and 4 exchanged", "recurrence", "decay",
+           exchanged_decays([0, 4, 2, 3, 1, 5], [0, 1, 2, 3, 4, 5])),
+    placed("delta-rate-head", DELTA, "head 2 has the A_log of head 0", "recurrence", "decay",
+           exchanged_decays([0, 1, 2, 3, 4, 5], [0, 1, 0, 3, 4, 5])),
 )  # fmt: skip

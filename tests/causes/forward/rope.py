@@ -29,6 +29,7 @@ from tests.diagnosis.engine_changes import (
     without_offset,
 )
 from tests.diagnosis.engines import broken_here
+from tests.diagnosis.head_changes import exchanged_slopes
 from tests.diagnosis.making import engine
 from tests.diagnosis.token_edits import Texts, configured, rows
 from tests.models import IDS
@@ -213,6 +214,8 @@ ENGINE_FAULTS = (
     encoder("rows"),
     encoder("distance"),
     encoder("base"),
+    placed("bloom-slopes-heads", "bloom", "slopes of heads 1 and 4 exchanged", "positions",
+           "alibi_slopes", broken_here(add=exchanged_slopes)),
 )  # fmt: skip
 
 

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 from tests.diagnosis.engine_changes import LAYERS, LOGITS, THREE, How, heads, placed, traced
-from tests.diagnosis.engines import LONG, broken
+from tests.diagnosis.engines import LONG, broken, broken_here
+from tests.diagnosis.head_changes import exchanged_sinks, sinks_by_row
 from tests.diagnosis.making import engine
 
 
@@ -43,4 +44,10 @@ ENGINE_FAULTS = (
     traced("logits-tiles", "llama", "a softmax over its first 32 keys, from logits alone",
            ["softmax_reduction"], ["softmax"], LOGITS, THREE, ids=LONG,
            backend=lambda: broken("probs", first_tile)),
+    engine("sinks-exchanged", "gpt_oss", "sinks of heads 1 and 2 exchanged", "softmax_reduction",
+           "softmax", backend=exchanged_sinks([0, 2, 1, 3])),
+    engine("sinks-one", "gpt_oss", "head 3 has the sink of head 0", "softmax_reduction",
+           "softmax", backend=exchanged_sinks([0, 1, 2, 0])),
+    placed("sinks-by-row", "gpt_oss", "the sink of the row's number", "softmax_reduction",
+           "softmax", broken_here(probs=sinks_by_row)),
 )  # fmt: skip

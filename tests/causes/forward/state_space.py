@@ -13,6 +13,7 @@ from aprfmt.inference.kv_cache import KVCache
 from aprfmt.inference.lightning import decay_slopes
 from tests.diagnosis.engine_changes import LAYERS, LOGITS, How, placed, softplus, steps
 from tests.diagnosis.engines import broken, broken_here
+from tests.diagnosis.head_changes import exchanged_scan
 from tests.diagnosis.making import engine
 from tests.model_values import IDS
 
@@ -260,4 +261,8 @@ ENGINE_FAULTS = (
            skip(lambda d: 0 * d)),
     placed("scan-hybrid-moe", "granite_hybrid_moe", "nothing decays", "ssm_decay", "ssm_a",
            rates(lambda logs: 0 * logs)),
+    placed("mamba2-skip-heads", "mamba2", "D of the first heads in turn", "ssm_scan", "ssm_d",
+           exchanged_scan(5, [0, 1, 2, 0, 1, 2])),
+    placed("mamba2-rate-heads", "mamba2", "A of a table of heads by its columns", "ssm_decay",
+           "ssm_a", exchanged_scan(2, [0, 3, 1, 4, 2, 5])),
 )  # fmt: skip

@@ -20,7 +20,8 @@ from tests.diagnosis.engine_changes import (
     rope,
     traced,
 )
-from tests.diagnosis.engines import broken
+from tests.diagnosis.engines import COARSE, broken
+from tests.diagnosis.head_changes import one_head
 from tests.diagnosis.making import engine
 
 
@@ -218,4 +219,10 @@ ENGINE_FAULTS = (
            fine=True, hp={"rope_style": "half"}),
     dumped("hf-rope-backwards", "llama", "the sine has the other sign", ["rope_pairing"],
            ["rope_style"], everything, as_npz, FIVE, wrong=rope(wrong.other_sign)),
+    traced("one-head", "llama", "query head 3 reads key head 0", ["gqa_mapping"], ["n_kv_heads"],
+           COARSE, THREE, **one_head()),
+    traced("one-head-keys", "llama", "it reads the keys of head 0", ["gqa_mapping"],
+           ["n_kv_heads"], COARSE, THREE, **one_head(values=False)),
+    traced("one-head-late", "llama", "the same in later passes alone", ["gqa_mapping"],
+           ["n_kv_heads"], COARSE, THREE, **one_head(since=20)),
 )  # fmt: skip
