@@ -198,3 +198,53 @@ def test_rows_that_the_own_key_counts_are_no_padding(said: int, kind: str) -> No
     found = diagnose(str(source), str(b))
     assert (found.kind, found.exit_code) == (kind, int(kind == "bug"))
     assert found.cause == ("row_offset" if kind == "bug" else "padded_vocabulary")
+
+
+def trimmed(first: int, moves: bool) -> Path:
+    """Return the demo model without 60 tokens, from about the share `first` / 3 of its merges on.
+
+    The tokens left have new ids. With `moves` their rows move with them, else the first rows stay.
+    """
+    kept: list[int] = []
+
+    def cut(data: dict[str, Any]) -> None:
+        vocab, merges = data["model"]["vocab"], data["model"]["merges"]
+        pairs = [one.split(" ") if isinstance(one, str) else one for one in merges]
+        parts = {part for pair in pairs for part in pair}
+        free = [pair for pair in pairs if "".join(pair) not in parts]
+        lost = {"".join(pair) for pair in free[first * len(free) // 3 :][:60]}
+        kept[:] = [i for i in range(VOCAB) if i not in {vocab[text] for text in lost}]
+        ids = {old: new for new, old in enumerate(kept)}
+        data["model"]["vocab"] = {t: ids[i] for t, i in vocab.items() if t not in lost}
+        data["model"]["merges"] = [
+            one for one, pair in zip(merges, pairs, strict=True) if "".join(pair) not in lost
+        ]
+        for token in data["added_tokens"]:
+            token["id"] = ids[token["id"]]
+
+    def edit(rows: Rows) -> None:
+        table = rows_of(rows, EMBD)
+        table = table[kept] if moves else table[: len(kept)]
+        rows[EMBD] = ("BF16", table.shape, shortened(table))
+
+    data = json.loads((DEMO / "tokenizer.json").read_text())
+    cut(data)
+    name = f"tables-trimmed-{first}-{moves}"
+    folder = files.copy(DEMO, name, tensors=edit, config={"vocab_size": len(kept)})
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    return folder
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_rows_of_a_trimmed_vocabulary_are_those_of_its_tokens(first: int) -> None:
+    """Seen red: "derived", where the rows of all tokens behind the cut are other tokens'."""
+    stayed = diagnose(str(DEMO), str(trimmed(first, moves=False)))
+    assert stayed.verdict == "bug"
+    fault = next(one for one in stayed.findings if one.cause == "value_order")
+    assert fault.where == ("token_embd.weight",) and fault.confirmed
+    assert "rows of B are those of other tokens" in fault.says
+    moved = diagnose(str(DEMO), str(trimmed(first, moves=True)))
+    assert moved.verdict == "not_comparable"  # of other weights: derived
+    said = next(one.says for one in moved.findings if one.cause == "derived")
+    assert "60 more rows, for ids that B's tokenizer does not have" in said
+    assert "rows of the tokens that both have are equal, at other ids" in said

@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.row import Cause
@@ -28,11 +29,12 @@ from aprfmt.causes.tensor.faults_of_trained import MovedMatrix, faults_of_traine
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.causes.tensor.row_space import row_basis, squares_inside, tail_norms
-from aprfmt.causes.tensor.token_tables import extra_rows_text
+from aprfmt.causes.tensor.token_tables import extra_rows_text, rows_by_token
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import UNIT, pair_noise, storage_noise
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import short_keys
+from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.row_reader import RowReader
 from aprfmt.tensors import norms
@@ -251,6 +253,13 @@ def _table_explanations(
         if extra is None:
             continue
         few, text = extra
+        order = rows_by_token(context, "a" if first.rows == few else "b", few)
+        if order is not None:
+            numbered = _renumbered_table(row.key, (first, second), text, order)
+            pair.drop()
+            if numbered is not None:
+                found[row.key] = numbered
+                continue
         common = np.arange(few)
         x, y = (np.asarray(side.take(common), np.float32) for side in (first, second))
         pair.drop()
@@ -266,6 +275,48 @@ def _table_explanations(
         said += "belong to each other" if changed.any() else "are equal"
         found[row.key] = make_finding("derived", (row.key,), (said, line), apart, None, None)
     return found
+
+
+def _renumbered_table(
+    key: str, sides: tuple[RowReader, RowReader], text: str, order: NDArray[np.int64]
+) -> Finding | None:
+    """Return the finding on a table whose tokens have other ids in the longer one; None if neither.
+
+    `sides` are A's and B's tables of the tensor `key`, `text` the words on the longer one's further
+    rows, order[i] the longer one's row of the token of row i of the shorter one, or -1. Rows that
+    moved with their tokens are a vocabulary that was cut; rows that stayed are other tokens'.
+    """
+    short, long = sides if sides[0].rows < sides[1].rows else sides[::-1]
+    label = "B" if short is sides[1] else "A"
+    known = np.flatnonzero(order >= 0)
+    moved = known[order[known] != known]
+    own = np.asarray(short.take(moved), np.float32)
+    by_id, by_token = (np.asarray(long.take(at), np.float32) for at in (moved, order[moved]))
+    told = np.any(by_id != by_token, axis=1)  # rows in which the two differ
+    if not told.any():
+        return None
+    own, by_id, by_token = own[told], by_id[told], by_token[told]
+    size = norms.exact_norm(by_token) or 1.0
+    apart = norms.exact_norm(own - by_token) / size
+    if np.array_equal(own, by_id):
+        steps = np.unique(order[moved] - moved)
+        cause = "row_offset" if len(steps) == 1 else "value_order"
+        says = (
+            f"{len(moved)} rows of {label} are those of other tokens, from row {moved[0]} on: its "
+            "tokenizer numbers these tokens anew, and the rows stand at the ids that they have on "
+            "the other side"
+        )
+        return make_finding(cause, (key,), (says,), apart, 0.0, unfitted_proof(own.size))
+    x = np.asarray(long.take(order[known]), np.float32)
+    y = np.asarray(short.take(known), np.float32)
+    if not (np.isfinite(x).all() and np.isfinite(y).all()) or norms.cosine(x, y) <= RELATED:
+        return None
+    apart = norms.exact_norm(y - x) / (norms.exact_norm(x) or 1.0)
+    text = text.replace(f" more rows after the {short.rows} of {label},", " more rows,")
+    said = f"{text}; rows of the tokens that both have "
+    said += "belong to each other" if apart else "are equal, at other ids"
+    line = f"{apart:.3g} of the norm, correlation {norms.cosine(x, y):.3g}"
+    return make_finding("derived", (key,), (said, line), apart, None, None)
 
 
 def _floats_were_trained(

@@ -12,6 +12,8 @@ from aprfmt.measure.row_reader import RowReader, SelectedRows
 from aprfmt.tokenizer.hf_json import vocabulary_from_json
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from aprfmt.causes.tensor.context import PairContext
     from aprfmt.model import Model
 
@@ -62,6 +64,29 @@ def extra_rows_text(
     else:
         reached = "which no id of a tokenizer reaches"
     return few, f"{label} has {more} more rows after the {few} of {shorter.upper()}, {reached}"
+
+
+def rows_by_token(context: "PairContext", shorter: str, few: int) -> "NDArray[np.int64] | None":
+    """Return the longer table's row of the token of each of the `few` rows, int [few].
+
+    `shorter` is the side with fewer rows, "a" or "b". -1 for ids whose token the other side has
+    not, or twice. None where a side has no list of tokens, or where no token has another id.
+    """
+    from aprfmt.tokenizer.stored_tokenizer import read_tokenizer_parts
+
+    sides = context.models[shorter], context.models["b" if shorter == "a" else "a"]
+    try:
+        own, other = (read_tokenizer_parts(side) for side in sides)
+    except AprfmtError:
+        return None
+    if own is None or other is None:
+        return None
+    places: dict[str, int] = {}
+    for i, text in enumerate(other.vocabulary.tokens):
+        places[text] = -1 if text in places else i
+    found = np.array([places.get(text, -1) for text in own.vocabulary.tokens[:few]], np.int64)
+    found = np.concatenate([found, np.full(few - len(found), -1)])
+    return found if np.any((found >= 0) & (found != np.arange(few))) else None
 
 
 def is_longer_table(context: "PairContext", key: str, first: RowReader, second: RowReader) -> bool:
