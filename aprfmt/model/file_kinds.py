@@ -157,6 +157,35 @@ def _meta_format_text(model: "Model") -> str:
     )
 
 
+# The parts of an EAGLE draft: what joins the target's hidden states with embeddings, EAGLE-3's only
+# layer, and its map from ids of the draft to the target's. Sources: SpecForge's and vLLM's
+# llama_eagle3.py; EAGLE's cnets.py.
+_JOINS, _ONLY_LAYER, _TO_TARGET, _IN_DRAFT = "fc.weight", "midlayer.", "d2t", "t2d"
+
+
+def _is_draft(model: "Model") -> bool:
+    """Return whether a file is a draft of speculative decoding (EAGLE), by its tensor names."""
+    if model.key_style != "safetensors" or _JOINS not in model:
+        return False
+    return _TO_TARGET in model or any(name.startswith(_ONLY_LAYER) for name in model)
+
+
+def _draft_text(model: "Model") -> str:
+    """Return a description of a draft, with what its map of ids lacks."""
+    says = "a draft of speculative decoding (EAGLE), which runs on the hidden states of its target"
+    config = model.config or {}
+    few, every = config.get("draft_vocab_size"), config.get("vocab_size")
+    if not (isinstance(few, int) and isinstance(every, int) and few < every):
+        return says
+    missing = [name for name in (_TO_TARGET, _IN_DRAFT) if name not in model]
+    if missing:
+        return (
+            f"{says}; it has {few} of {every} tokens and no {' and no '.join(missing)}, so that "
+            "nothing says which ids of the target its own are"
+        )
+    return says
+
+
 KINDS: tuple[Kind, ...] = (
     Kind("adapter", _is_adapter, LazyFunction("aprfmt.model.adapter_description:adapter_text"),
          LazyFunction("aprfmt.model.adapter_description:adapter_next_step")),
@@ -173,6 +202,8 @@ KINDS: tuple[Kind, ...] = (
         f"the language model is in another file; aprfmt tensors {model.path} lists this one")),
     Kind("vocabulary", _is_vocabulary, _vocabulary_text, lambda model: (
         f"aprfmt tokenize {model.path} TEXT uses it")),
+    Kind("draft", _is_draft, _draft_text, lambda model: (
+        "serve it next to its target; diff and convert --generic take its tensors by their names")),
     Kind("own_format", _is_meta_format, _meta_format_text, lambda model: (
         "convert it to Hugging Face's first, with transformers' convert_mistral_weights_to_hf.py "
         "(convert_llama_weights_to_hf.py for Llama), and open that folder"), foreign=True),
