@@ -473,6 +473,9 @@ class ModuleReader:
         # The mixer is next to attention, whose result is attn_out.
         if name.text in ("mamba.out_proj", "mamba") and parallel:
             return point == "ssm_out"
+        # Bloom's adds the stream inside, as no point is; Bloom has a norm on its embedding.
+        if name.text == "self_attention":
+            return bool(collector.known) and collector.record_key("embd_norm") != "embd_norm"
         mixture = self.modules.is_mixture(layer)
         # Attention, a state space mixer, an MLP and a mixture of experts all have that name.
         if name.text == "mixer" and not collector.known:

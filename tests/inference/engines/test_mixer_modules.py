@@ -19,7 +19,7 @@ from tests.models import IDS
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-MODULES = (
+MODULES: tuple[tuple[str, str, set[str]], ...] = (
     ("mamba", "mixer", {"attn_out"}),
     ("mamba2", "mixer", {"attn_out"}),
     ("nemotron_h", "mixer", {"attn_out", "ffn_out"}),
@@ -31,6 +31,7 @@ MODULES = (
     ("granite_hybrid_moe", "mamba shared_mlp block_sparse_moe", {"attn_out"}),
     ("gpt_neox", "attention mlp", {"attn_out", "ffn_out"}),
     ("falcon", "self_attention mlp", {"attn_out", "ffn_out"}),
+    ("bloom", "self_attention", set()),  # the stream is added inside of the module
 )
 
 
