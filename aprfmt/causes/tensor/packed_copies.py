@@ -248,7 +248,7 @@ def _find_copy(case: DifferingPair, *, swapped: bool) -> PackedCopy | None:
         name,
         whose,
         is_plain_float(reader),
-        made.width,
+        made.code.bits,
         rows,
         made.scales.reshape(-1),
         True,
