@@ -43,6 +43,7 @@ WORDS = {
     "signs": ("decay_of_signs", "a constant with the sign of each weight is"),
 }
 FEWEST = 8  # elements that have to tell a constant
+LEAST = 1e-3  # of the gradient's median size: less is what its own rounding makes
 KNOWN = 0.5  # of a constant: it is measured if its bounds are no further apart
 WRITTEN = 4  # digits of a number that somebody wrote
 
@@ -159,6 +160,8 @@ def _between_signs(case: StepCase, recipe: Recipe) -> tuple[float, float] | None
     ends = np.stack([sign * near, sign * far])[:, sure]
     bounds = np.sort((ends - there[sure]) / unit[sure], axis=0)
     low, high = float(bounds[0].max()), float(bounds[1].min())
+    if max(abs(low), abs(high)) < LEAST * float(np.median(np.abs(there))):
+        return None
     return (low, high) if low < high else None
 
 
