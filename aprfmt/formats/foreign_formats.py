@@ -32,7 +32,7 @@ _GGML = (
 _LLAMA2C = "an export of llama2.c, " + _ELSEWHERE
 _CTRANSLATE2 = "model.bin"  # beside a list of tokens. Source: CTranslate2's ModelSpec.save
 # Instructions that an Ollama Modelfile may begin with, after comments. Source: ollama's
-# docs/modelfile.md.
+# reference of Modelfiles.
 _MODELFILE = re.compile(r"(?:\s*#[^\n]*\n)*\s*FROM\s+(\S+)", re.I)
 # The oldest pickles are text: an early line pair `cMODULE\nNAME\n` names the function to call.
 _TEXT_PICKLE = re.compile(rb"(?:\(|\(l?p?[0-9]*\n)?c[A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n")
