@@ -51,6 +51,7 @@ def test_rows_behind_a_vocabulary_are_those_of_the_longer_table(
     sizes = dict(zip("ab", (*known, None, None), strict=False))
     monkeypatch.setattr(vocabulary_padding, "RowReader", Rows)
     monkeypatch.setattr(vocabulary_padding, "vocabulary_size", sizes.get)
+    monkeypatch.setattr(vocabulary_padding, "claims_more_rows", lambda model: False)
     long: Any = np.concatenate([TABLE, BEHIND[content]])
     sides = (long, TABLE) if longer == "A" else (TABLE, long)
     context: Any = SimpleNamespace(models={"a": "a", "b": "b"})

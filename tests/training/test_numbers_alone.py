@@ -141,7 +141,10 @@ def noted(**more: Any) -> tuple[list[tuple[str, str, str]], list[str]]:
     kinds = {"a": ("BF16", "BF16"), "b": ("BF16", "BF16"), "c": ("F32", "BF16")}
     parameters = [
         SimpleNamespace(
-            key=key, before=SimpleNamespace(encoding=first), after=SimpleNamespace(encoding=second)
+            key=key,
+            before=SimpleNamespace(encoding=first),
+            after=SimpleNamespace(encoding=second),
+            vector=False,
         )
         for key, (first, second) in kinds.items()
     ]
@@ -225,7 +228,7 @@ def test_a_direction_without_a_gradient_is_left_and_a_decay_that_sizes_do_not_sh
 
 def same_kinds() -> list[Any]:
     side = SimpleNamespace(encoding="BF16")
-    return [SimpleNamespace(key=key, before=side, after=side) for key in "abc"]
+    return [SimpleNamespace(key=key, before=side, after=side, vector=False) for key in "abc"]
 
 
 def test_what_the_update_is_held_to_is_noted_with_what_was_not_said() -> None:

@@ -659,7 +659,7 @@ def test_mistakes_of_a_whole_pass_are_looked_for_while_a_gradient_is_not_explain
         return SimpleNamespace(find=find)
 
     def guessed(name: str, *keys: str) -> Any:
-        return SimpleNamespace(name=name, keys=keys, most="confirmed")
+        return SimpleNamespace(name=name, keys=keys, most="confirmed", objective=False)
 
     rules = [
         rule("none", guessed("nothing")),

@@ -204,6 +204,7 @@ def test_weights_that_an_engine_does_not_apply_are_tried_where_they_differ() -> 
         rules = [rule for _, rule in routing_rules._unused_weights(hp, own)]
         orders = {"by number"} if used > 1 else set()
         tokens = {"token before", "token after", "first token", "last token"}
+        tokens |= {"token before in a ring", "token after in a ring"}
         assert {rule.given for rule in rules} == {"own"} | tokens | orders
         fixed = [rule for rule in rules if rule.weights in ("one each", "equal shares")]
         assert len(fixed) == (1 + (used > 1)) * (1 + (factor != 1))

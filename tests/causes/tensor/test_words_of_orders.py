@@ -307,6 +307,7 @@ def test_rows_behind_a_shorter_table_are_lost_only_if_its_ids_reach_them(
     a, b = (SimpleNamespace(rows=rows, columns=4) for rows in (a_rows, b_rows))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(token_tables, "vocabulary_size", lambda ids: ids)
+        patched.setattr(token_tables, "claims_more_rows", lambda ids: False)
         found = extra_rows_text(context, a, b)  # type: ignore[arg-type]
         wide: Any = SimpleNamespace(rows=b_rows, columns=5)
         assert extra_rows_text(context, a, wide) is None  # type: ignore[arg-type]
