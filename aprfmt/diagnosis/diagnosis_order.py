@@ -610,8 +610,7 @@ class DiagnosisRun:
 
     def _find_seen_padding(self) -> bool:
         """Return whether a trace counts padding that its mask hides; add the finding then."""
-        from aprfmt.diagnosis.padded_rows import counted_padding
-        from aprfmt.diagnosis.recorded_ids import seen_padding
+        from aprfmt.diagnosis.padded_rows import counted_padding, seen_padding
 
         for side in (self.a, self.b):
             trace, model = self.traces.get(side.label), self.model_of(side)

@@ -2,7 +2,7 @@
 
 A and B are the two models, runs or traces that are compared; a *side* is one of them.
 
-Findings on the ids that a trace recorded: their frame, and padding before the text.
+Findings on the ids that a trace recorded: their frame, and padding that no row sees.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -216,58 +216,6 @@ def hidden_padding(
         of="the rows after the padding",
         proof=unfitted_proof(compared),
     )
-
-
-def seen_padding(
-    model: Model | None, trace: Trace, label: str, ids: Sequence[int], dtype: str
-) -> Finding | None:
-    """Return the finding that rows attend to the padding before them, which a recorded mask hides.
-
-    All points differ from a pass without the padding, and agree with one whose rows see it: with
-    positions counted from the padding on, or from the text on. None where there is no such
-    padding, and where the rows do not show it. `label` is the side, `ids` are the text's.
-    """
-    dump = trace.run.get("dump")
-    before = dump.get("masked", ()) if isinstance(dump, Mapping) else ()
-    if model is None or not before:
-        return None
-    n, count = len(ids), len(before)
-    moved = {
-        key: replace(record, positions=tuple(range(count, count + n)))
-        for key, record in trace.records.items()
-        if POINTS[record.point].rows in ("tokens", "logits")
-        and (record.positions is None or len(record.positions) == n)
-        and len(record.shape) > 1
-        and record.shape[0] == n
-    }
-    whole = (*before, *ids)
-    patched = PatchedModel.unpatched(model, ids, dtype)
-    try:
-        if not run_shadow_pass(patched, RecordedTrace(trace, tuple(ids), {})).flagged:
-            return None
-        patched = replace(patched, ids=whole)
-        recorded = RecordedTrace(replace(trace, records=moved, blocks=no_blocks), whole, {})
-        for first in (0, -count):
-            at = [max(0, place + first) for place in range(count + n)]
-            found = run_shadow_pass(patched.with_positions(at), recorded)
-            if found.compared_count and not found.flagged:
-                where = "text" if first else "padding"
-                what = f"{count} tokens of padding" if count > 1 else "token of padding"
-                return Finding(
-                    "visible_padding",
-                    f"{label}: the text's tokens see the {what} before them, "
-                    f"which the recorded attention mask hides; positions count from the {where}",
-                    "capture",
-                    "bug",
-                    ("attention_mask",),
-                    True,
-                    values={"padding": count},
-                    side=label,
-                    proof=unfitted_proof(found.compared_count),
-                )
-    finally:
-        patched.weights.close()
-    return None
 
 
 def exchanged_rows(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aprfmt.causes.forward.point_signatures import likely_cause
-from aprfmt.diagnosis import recorded_ids, tensors
+from aprfmt.diagnosis import padded_rows, tensors
 from aprfmt.diagnosis.records import Touched
 from aprfmt.diagnosis.static_findings import Levels
 from aprfmt.measure.records import TensorDiff
@@ -126,11 +126,11 @@ def seen(
     trace: Any = Recorded({"dump": {"masked": before}}, rows)
     with pytest.MonkeyPatch.context() as patch:
         made = SimpleNamespace(unpatched=lambda model, ids, dtype: Passed(tuple(ids), closed))
-        patch.setattr(recorded_ids, "PatchedModel", made)
-        patch.setattr(recorded_ids, "RecordedTrace", lambda trace, ids, more: (trace, ids))
-        patch.setattr(recorded_ids, "run_shadow_pass", shadow)
+        patch.setattr(padded_rows, "PatchedModel", made)
+        patch.setattr(padded_rows, "RecordedTrace", lambda trace, ids, more: (trace, ids))
+        patch.setattr(padded_rows, "run_shadow_pass", shadow)
         model: Any = object()
-        return recorded_ids.seen_padding(model, trace, "B", IDS, "float32"), passes, closed
+        return padded_rows.seen_padding(model, trace, "B", IDS, "float32"), passes, closed
 
 
 def ways() -> Iterator[tuple[tuple[int, ...], tuple[int, ...], str, str]]:
@@ -167,7 +167,7 @@ def test_padding_is_not_seen_where_rows_are_those_of_the_text_or_nothing_was_com
         assert found is None and closed == [1] and passes
     assert seen((), right) == (None, [], [])
     nothing: Any = Recorded({"dump": None})
-    assert recorded_ids.seen_padding(None, nothing, "B", IDS, "float32") is None
+    assert padded_rows.seen_padding(None, nothing, "B", IDS, "float32") is None
 
 
 # --- what the form of a difference suggests -----------------------------------------------------
