@@ -24,6 +24,7 @@ has chosen them.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,7 +33,7 @@ from aprfmt.codecs import CODECS
 from aprfmt.codecs.base import is_padded
 from aprfmt.codecs.lattice import Lattice
 from aprfmt.formats.mapped_file import Buffer
-from aprfmt.measure.coarse_steps import cell_size
+from aprfmt.measure.coarse_steps import cell_size, split_blocks
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -339,11 +340,7 @@ def _count_needless_cuts(x: "Array", y: "Array", lattice: Lattice, slack: "Array
     if x.shape[0] % tall or x.shape[1] % wide:
         return 0
 
-    def cells(values: "Array") -> "Array":
-        """Return values [rows, columns] as [groups, elements]."""
-        grid = values.reshape(x.shape[0] // tall, tall, x.shape[1] // wide, wide)
-        return grid.swapaxes(1, 2).reshape(-1, tall * wide)
-
+    cells = partial(split_blocks, tall=tall, wide=wide)  # [groups, elements]
     steps = cells(step)
     own = steps[:, 0]
     if not np.allclose(steps, own[:, None], rtol=OWN_STEP, atol=0):

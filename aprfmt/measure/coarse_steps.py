@@ -222,12 +222,8 @@ def wide_steps_of_cells(source: "Array", steps: "Array", tall: int, wide: int) -
     if tall * wide < LEAST or rows % tall or columns % wide:
         return None
 
-    def cells(values: "Array") -> "Array":
-        """Return values [rows, columns] as [blocks, elements]: blocks of `tall` rows by `wide`."""
-        grid = values.reshape(rows // tall, tall, columns // wide, wide)
-        return grid.swapaxes(1, 2).reshape(-1, tall * wide)
-
-    blocks = block_spans(cells(source), cells(np.asarray(steps).reshape(rows, columns)).max(axis=1))
+    each = split_blocks(np.asarray(steps).reshape(rows, columns), tall, wide).max(axis=1)
+    blocks = block_spans(split_blocks(source, tall, wide), each)
     found = np.flatnonzero(too_wide(blocks))
     if not found.size:
         return None
@@ -239,6 +235,16 @@ def wide_steps_of_cells(source: "Array", steps: "Array", tall: int, wide: int) -
         tuple((at // across * tall, at % across * wide) for at in found[:LISTED].tolist()),
         wide,
     )
+
+
+def split_blocks(values: "Array", tall: int, wide: int) -> "Array":
+    """Return values [rows, columns] as [blocks, elements]: blocks of `tall` rows by `wide` columns.
+
+    Such blocks must divide the matrix.
+    """
+    rows, columns = values.shape
+    grid = values.reshape(rows // tall, tall, columns // wide, wide)
+    return grid.swapaxes(1, 2).reshape(-1, tall * wide)
 
 
 def cell_size(lattice: "Lattice") -> tuple[int, int]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from aprfmt.codecs import f4, fp4, fp8, iq4_nl, nf4
 from aprfmt.codecs.lattice import Lattice
+from aprfmt.measure.coarse_steps import split_blocks
 from aprfmt.measure.encoding_noise import UNIT
 
 if TYPE_CHECKING:
@@ -426,7 +427,7 @@ def split_cells(values: "Array", grouping: Grouping) -> "Array":
     if (down * tall, across * wide) != values.shape:
         padded = np.full((down * tall, across * wide), np.nan)
         padded[:rows, :columns] = values
-    return padded.reshape(down, tall, across, wide).swapaxes(1, 2).reshape(down * across, -1)
+    return split_blocks(padded, tall, wide)
 
 
 def spread_over_cells(cells: "Array", shape: tuple[int, ...], grouping: Grouping) -> "Array":
