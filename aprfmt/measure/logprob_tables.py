@@ -162,23 +162,16 @@ def rows_from_logits(
 ) -> "LogprobMatrix":
     """Return logits [positions, vocabulary] as a LogprobMatrix of log-probabilities.
 
-    `ids` are the run's tokens, `positions` those of the rows, `whose` names the side.
+    `ids` are the run's tokens, `positions` those of the rows, `whose` names the side. The values
+    are float64.
     """
-    values = normalize_logits(logits)
-    wide = np.asarray(logits, np.float64)
-    sums = None if values is wide or np.array_equal(values, wide) else wide.max(-1) - values.max(-1)
+    # Less the log-sum-exp of each row; log-probabilities are taken as they are.
+    values, sums = np.asarray(logits, np.float64), None
+    if not is_log_softmax(np.asarray(logits)):
+        top = values.max(-1)
+        values = log_softmax(values)
+        sums = top - values.max(-1)
     return LogprobMatrix(tuple(ids), values, tuple(positions), whose, sums)
-
-
-def normalize_logits(logits: Numbers) -> Numbers:
-    """Return logits as log-probabilities (float64): less the log-sum-exp of each row.
-
-    They are unchanged if they are log-probabilities already.
-    """
-    wide = np.asarray(logits, np.float64)
-    if is_log_softmax(np.asarray(logits)):
-        return wide
-    return log_softmax(wide)
 
 
 @dataclass(frozen=True)
