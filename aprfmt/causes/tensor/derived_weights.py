@@ -252,10 +252,10 @@ def _table_explanations(
         extra = extra_rows_text(context, first, second)
         if extra is None:
             continue
-        few, text = extra
+        few, text, reached = extra
         order = rows_by_token(context, "a" if first.rows == few else "b", few)
         if order is not None:
-            numbered = _renumbered_table(row.key, (first, second), text, order)
+            numbered = _renumbered_table(row.key, (first, second), reached, order)
             pair.drop()
             if numbered is not None:
                 found[row.key] = numbered
@@ -278,16 +278,17 @@ def _table_explanations(
 
 
 def _renumbered_table(
-    key: str, sides: tuple[RowReader, RowReader], text: str, order: NDArray[np.int64]
+    key: str, sides: tuple[RowReader, RowReader], reached: str, order: NDArray[np.int64]
 ) -> Finding | None:
     """Return the finding on a table whose tokens have other ids in the longer one; None if neither.
 
-    `sides` are A's and B's tables of the tensor `key`, `text` the words on the longer one's further
-    rows, order[i] the longer one's row of the token of row i of the shorter one, or -1. Rows that
-    moved with their tokens are a vocabulary that was cut; rows that stayed are other tokens'.
+    `sides` are A's and B's tables of the tensor `key`. `reached` says what the longer one's further
+    rows are for. order[i] is the longer one's row of the token of row i of the shorter one, or -1.
+    Rows that moved with their tokens are a vocabulary that was cut; rows that stayed are other
+    tokens'.
     """
     short, long = sides if sides[0].rows < sides[1].rows else sides[::-1]
-    label = "B" if short is sides[1] else "A"
+    label, other = ("A", "B") if short is sides[0] else ("B", "A")
     known = np.flatnonzero(order >= 0)
     moved = known[order[known] != known]
     own = np.asarray(short.take(moved), np.float32)
@@ -309,13 +310,14 @@ def _renumbered_table(
         return make_finding(cause, (key,), (says,), apart, 0.0, unfitted_proof(own.size))
     x = np.asarray(long.take(order[known]), np.float32)
     y = np.asarray(short.take(known), np.float32)
-    if not (np.isfinite(x).all() and np.isfinite(y).all()) or norms.cosine(x, y) <= RELATED:
+    related = norms.cosine(x, y) if np.isfinite(x).all() and np.isfinite(y).all() else 0.0
+    if related <= RELATED:
         return None
     apart = norms.exact_norm(y - x) / (norms.exact_norm(x) or 1.0)
-    text = text.replace(f" more rows after the {short.rows} of {label},", " more rows,")
-    said = f"{text}; rows of the tokens that both have "
+    said = f"{other} has {long.rows - short.rows} more rows, {reached}; "
+    said += "rows of the tokens that both have "
     said += "belong to each other" if apart else "are equal, at other ids"
-    line = f"{apart:.3g} of the norm, correlation {norms.cosine(x, y):.3g}"
+    line = f"{apart:.3g} of the norm, correlation {related:.3g}"
     return make_finding("derived", (key,), (said, line), apart, None, None)
 
 

@@ -40,11 +40,12 @@ def common_rows(key: str, a: RowReader, b: RowReader) -> tuple[RowReader, RowRea
 
 def extra_rows_text(
     context: "PairContext", first: RowReader, second: RowReader
-) -> tuple[int, str] | None:
-    """Return (number of rows that both tables have, words on the longer one's further rows).
+) -> tuple[int, str, str] | None:
+    """Return (number of rows that both tables have, words on the longer one's further rows, end).
 
-    None for tables of one length or of two widths, and where the shorter table lacks rows for ids
-    of its own model's tokenizer: these were lost.
+    The end is the words' last clause: what these rows are for. None for tables of one length or of
+    two widths, and where the shorter table lacks rows for ids of its own model's tokenizer: these
+    were lost.
     """
     if first.columns != second.columns or first.rows == second.rows:
         return None
@@ -63,7 +64,8 @@ def extra_rows_text(
         reached = "and neither side has a tokenizer that could reach them"
     else:
         reached = "which no id of a tokenizer reaches"
-    return few, f"{label} has {more} more rows after the {few} of {shorter.upper()}, {reached}"
+    says = f"{label} has {more} more rows after the {few} of {shorter.upper()}, {reached}"
+    return few, says, reached
 
 
 def rows_by_token(context: "PairContext", shorter: str, few: int) -> "NDArray[np.int64] | None":
