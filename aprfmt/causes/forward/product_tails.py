@@ -40,7 +40,7 @@ def find_product_tails(case: Mismatch) -> Iterator[Change]:
     """
     found = product_with_weight(case)
     if found is None:
-        for role, width in _products_with_tails(case).items():
+        for role, width in _products_before(case).items():
             for size in _tail_sizes(width):
                 yield _tail_change(role, (width - size, width), width)
         return
@@ -85,15 +85,13 @@ def _tail_sizes(width: int) -> list[int]:
     return list(dict.fromkeys(width % tile for tile in TILES if 0 < width % tile < width))
 
 
-def _products_with_tails(case: Mismatch) -> dict[str, int]:
-    """Return {role: number of inputs} of the products before the point that tiles leave a tail of.
-
-    Empty for a point outside the layers.
-    """
+def _products_before(case: Mismatch) -> dict[str, int]:
+    """Return {role: number of inputs} of the products before the point; {} outside the layers."""
+    if case.layer < 0:
+        return {}
     return {
         role_of(call.args[1].key): int(case.array(call.args[0]).shape[-1])
         for call in case.calls("linear")
-        if _tail_sizes(int(case.array(call.args[0]).shape[-1])) and case.layer >= 0
     }
 
 
