@@ -8,6 +8,7 @@ rows, and all rows after it judge it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from aprfmt.base.sequences import join_first
@@ -76,14 +77,17 @@ def _breaking_changes(
     _, op, what, named, patch = state
     yield (op,), changed("ssm_state", what, (named,), patch)
     if kind != "lightning":  # which has no convolution
-        both = lambda starts: _both(patch(starts), restart_convolution(starts))  # noqa: E731
+        both = partial(_restart_with_convolution, patch)
         what = f"{what} and the convolution"
         yield (op, "convolve"), changed("ssm_state", what, (named, *where), both)
 
 
-def _both(first: Patch, second: Patch) -> Patch:
-    """Return the patch that makes one patch and then the other."""
-    return lambda patched, layers: second(first(patched, layers), layers)
+def _restart_with_convolution(
+    restart: Callable[[Sequence[int]], Patch], starts: Sequence[int]
+) -> Patch:
+    """Return a patch: a state, by the patch of `restart`, and the convolution begin with zeros."""
+    state, convolution = restart(starts), restart_convolution(starts)
+    return lambda patched, layers: convolution(state(patched, layers), layers)
 
 
 def _several_breaks(
