@@ -22,7 +22,7 @@ from aprfmt.causes.forward.mismatch import (
     change_head_fields,
     differing_rows,
 )
-from aprfmt.causes.forward.score_bias import model_slopes, slopes_by_rules, use_slopes
+from aprfmt.causes.forward.score_bias import model_slopes, slopes_by_rule, use_slopes
 from aprfmt.causes.forward.single_pass import limited_change, tokens_of_one_pass
 from aprfmt.inference.layer_heads import kv_head_count
 from aprfmt.inference.replay.patched_model import MOVES, OperationCall, PatchedModel
@@ -40,7 +40,7 @@ BOTH = (("key and value", True, True), ("key", True, False), ("value", False, Tr
 
 @dataclass(frozen=True)
 class HeadResults:
-    """What heads give, and the product behind it: `call` is the operation, `product` its reader.
+    """What heads give, and the product behind it: `call` is the operation that gives it.
 
     `weight` is the product's [outputs, heads * width], None where the point is of the heads.
     `apart` is what the trace's point has more than the reference's, [tokens, outputs].
@@ -74,7 +74,7 @@ def results_of_heads(case: Mismatch) -> HeadResults | None:
     call, mine = case.call(*OF_HEADS), case.view.mine
     if call is None or case.view.axis != 0 or len(case.rows) != case.tokens:
         return None
-    result = call.result[0] if isinstance(call.result, tuple) else call.result
+    result = _values_of(call)
     if getattr(result, "ndim", 0) != 3 or result.shape[1] < 2:
         return None
     call = replace(call, result=case.array(result))
@@ -93,6 +93,11 @@ def results_of_heads(case: Mismatch) -> HeadResults | None:
     if mine.shape != (case.tokens, len(weight)):
         return None
     return HeadResults(call, weight, apart)
+
+
+def _values_of(call: OperationCall) -> Any:
+    """Return what heads give in an operation's result, which may have a last state behind it."""
+    return call.result[0] if isinstance(call.result, tuple) else call.result
 
 
 def head_orders(
@@ -309,7 +314,8 @@ def find_orders_of_slopes(case: Mismatch) -> Iterator[Change]:
     if own is None or case.call("mix", "probs") is None:
         return
     found = results_of_heads(case)
-    known = list(slopes_by_rules(own, float(case.patched.hp["alibi_max_bias"])))
+    rules = slopes_by_rule(own, float(case.patched.hp["alibi_max_bias"]))
+    known = [slopes for _, slopes in rules]
     for says, order in head_orders(own, None if found is None else found.differing(), known):
         yield Change(
             "positions",
@@ -346,7 +352,7 @@ def find_orders_of_numbers(case: Mismatch) -> Iterator[Change]:
     call = case.call("delta", "scan")
     if case.layer < 0 or call is None:
         return
-    result = call.result[0] if isinstance(call.result, tuple) else call.result
+    result = _values_of(call)
     heads, found = result.shape[1], results_of_heads(case)
     differ = None if found is None else found.differing()
     for row in NUMBERS if heads > 1 and result.shape[2] > 1 else ():

@@ -89,17 +89,14 @@ def _slopes_by_rank(own: Array, most: float) -> Iterator[tuple[str, Array]]:
         )
 
 
-def _slopes_by_rule(own: Array, most: float) -> Iterator[tuple[str, Array]]:
-    """Yield (end of a sentence on the slopes, slopes [heads]) by rules of TAKEN and of ranks."""
+def slopes_by_rule(own: Array, most: float) -> Iterator[tuple[str, Array]]:
+    """Yield (end of a sentence on the slopes, slopes [heads]) by each wrong rule of a kernel.
+
+    They are the rules of TAKEN and of ranks. `own` are the model's slopes, which end at 2^-most.
+    """
     for says, taken in TAKEN.items():
         yield says, taken(own, most)
     yield from _slopes_by_rank(own, most)
-
-
-def slopes_by_rules(own: Array, most: float) -> Iterator[Array]:
-    """Yield the slopes [heads] by each wrong rule, of the model's `own` that end at 2^-most."""
-    for _, slopes in _slopes_by_rule(own, most):
-        yield slopes
 
 
 def use_slopes(patched: PatchedModel, own: Array, slopes: Array) -> Patch:
@@ -148,7 +145,7 @@ def usual_score_bias_mistakes(patched: PatchedModel) -> Iterator[Change]:
                 make,
                 {"alibi_max_bias": most},
             )
-    for says, slopes in _slopes_by_rule(own, configured):
+    for says, slopes in slopes_by_rule(own, configured):
         if not np.allclose(slopes, own, rtol=1e-6):
             yield Change(
                 "positions",
