@@ -95,7 +95,7 @@ def _several_breaks(
 ) -> Iterator[Change]:
     """Yield the changes with breaks every `first` tokens, and with those found one by one."""
     every = list(range(first, case.tokens, first))
-    if len(every) > 1:
+    if first > 1 and len(every) > 1:  # at every token it is "no state is carried"
         yield make(every)
     starts = [first]
     while len(starts) <= MOST:
