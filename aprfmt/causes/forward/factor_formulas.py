@@ -49,7 +49,8 @@ def _formulas(hp: Mapping[str, Any], name: str) -> Iterator[tuple[str, float]]:
 def _score_formulas(hp: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield (formula in words, its number) of factors on attention's scores."""
     scaling, plain = hp["rope_scaling"], float(hp["head_dim"]) ** -0.5
-    widths = {name: float(hp[name]) for name in WIDTHS if hp.get(name)}
+    known = [name for name in WIDTHS if name in hp]  # to ask for one that is not known is an error
+    widths = {name: float(hp[name]) for name in known if hp[name]}
     for name, width in widths.items():
         if width != float(hp["head_dim"]):
             yield f"1 / sqrt({name})", width**-0.5
