@@ -300,9 +300,10 @@ def compare_logprobs(
 
 
 def _penalty_of_rows(here: Side, reference: Side) -> LogprobRelation | None:
-    """Return the relation "penalty" if a sampler changed some tokens' logits on one side, or None.
+    """Return the relation "penalty" if a sampler's penalty or bias changed logits of one side.
 
-    Both sides need whole rows.
+    None if it did not, and unless both sides have all tokens of the same vocabulary. Both are of
+    the same text. Positions that one side lacks are left out.
     """
     if isinstance(here, Logprobs) or isinstance(reference, Logprobs):
         return None

@@ -1,6 +1,6 @@
 """What samplers add to the logits of some tokens: penalties of what a text holds, and biases.
 
-A penalty changes the logits of tokens that stand in the text before a position, and of no others; a
+A penalty changes the logits of tokens that stand in the text up to a position, and of no others; a
 bias changes the same tokens everywhere. So all tokens that a rule does not name keep their logits
 up to rounding, which shows the rule; its number is fitted on every second position and judged on
 the others.
@@ -22,7 +22,7 @@ POSITIONS = 4  # positions from which a rule is judged
 _CLEAR = 0.03  # of the changed tokens' difference at most is that of the others
 _LEFT = 0.05  # of the changed tokens' difference at most is left by a rule
 _FEW = 0.2  # of a vocabulary at most has its logits changed
-_SEEN = 0.9  # of the changes at least are of tokens that the text holds
+_SEEN = 0.9  # share of the changes that counted tokens explain, at least
 _DIGITS = 2e-4  # relative precision in which a rule's number is said
 
 
@@ -105,10 +105,12 @@ def find_penalty(ids: Sequence[int], positions: Sequence[int], here: LogitRows,
 def _possible_counts(
     ids: Sequence[int], positions: Sequence[int], differs: NDArray[np.bool_]
 ) -> Iterator[NDArray[np.int64]]:
-    """Yield how often each token stands in the text up to each position, [positions, vocabulary].
+    """Yield how often each token may stand in the text up to and with each position.
 
-    Servers count a prompt's tokens or leave them out. So all places are tried at which counting may
-    begin, and those are yielded whose tokens are the ones that differ at most positions.
+    The counts are int [positions, vocabulary]. A server counts a prompt's tokens or leaves them
+    out, so that every place is tried as the start. Yielded are the starts whose counted tokens are
+    nearest to those that differ; none where even these are far from them. `differs` [positions,
+    vocabulary] marks the logits that differ. `positions` ascend.
     """
     tokens, named = np.unique(np.asarray(ids[: positions[-1] + 1], np.int64), return_inverse=True)
     held = np.zeros((len(named) + 1, len(tokens)), np.int64)
@@ -148,7 +150,7 @@ def _fitting_penalties(found: _Changes) -> Iterator[str]:
     if sum(amounts) < 0 and _rms(judge.moved[judge.changed] - made) <= _LEFT * judge.size:
         yield _amounts_text(*amounts)
     for by_sign in (True, False):
-        pairs = _repetition_pairs(fit, by_sign), _repetition_pairs(judge, by_sign)
+        pairs = _repetition_operands(fit, by_sign), _repetition_operands(judge, by_sign)
         if pairs[0] is None or pairs[1] is None:
             return
         x, y = pairs[0]
@@ -184,11 +186,12 @@ def _amounts_text(once: float, each: float) -> str:
     )
 
 
-def _repetition_pairs(found: _Changes, by_sign: bool) -> tuple[Numbers, Numbers] | None:
-    """Return (x, y) of which y is the penalty times x, for every changed logit; None if unknown.
+def _repetition_operands(found: _Changes, by_sign: bool) -> tuple[Numbers, Numbers] | None:
+    """Return (x, y), both [changed logits]: under a repetition penalty p, y is p times x.
 
-    A repetition penalty divides positive logits and multiplies negative ones; without `by_sign`
-    it divides all.
+    A positive logit is divided by p: x is the logit after it, and y the one before. A negative one
+    is multiplied: x is before it, and y after. Without `by_sign` all are divided. None where the
+    logits are not known.
     """
     if found.plain is None:
         return None
@@ -208,7 +211,12 @@ def _repetition_text(number: float, *, by_sign: bool) -> str:
 
 
 def _find_bias(apart: Numbers, differs: NDArray[np.bool_]) -> Penalty | None:
-    """Return the rule that adds a number to the same tokens' logits at all positions, or None."""
+    """Return the logit bias that explains the difference of two sides, or None.
+
+    `apart` [positions, vocabulary] is the reference less this side, less the median of each row.
+    `differs` marks what is larger than noise. Each token with a bias differs by a constant of its
+    own at all positions. Which side has the bias is not known: it is said of the reference.
+    """
     tokens = np.flatnonzero(differs.all(axis=0))
     if not len(tokens):
         return None

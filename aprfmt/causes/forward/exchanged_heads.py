@@ -1,7 +1,7 @@
-"""Hypotheses that what belongs to one head is taken from another: key heads, or numbers of heads.
+"""Hypotheses that a head has what belongs to another: its keys and values, or its parameters.
 
-A *source* is the head that a head takes its keys, its values or its number from. An *order* is an
-int array [heads] of the sources.
+Parameters of a head are its sink, its slope of ALiBi, or its decay and step in a mixer. A *source*
+is the head that a head takes them from. An *order* is an int array [heads] of the sources.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from aprfmt.causes.forward.mismatch import (
     differing_rows,
 )
 from aprfmt.causes.forward.score_bias import model_slopes, slopes_by_rule, use_slopes
-from aprfmt.causes.forward.single_pass import limited_change, tokens_of_one_pass
+from aprfmt.causes.forward.single_pass import limit_to_tokens, tokens_of_one_pass
 from aprfmt.inference.layer_heads import kv_head_count
 from aprfmt.inference.replay.patched_model import MOVES, OperationCall, PatchedModel
 
@@ -40,10 +40,12 @@ BOTH = (("key and value", True, True), ("key", True, False), ("value", False, Tr
 
 @dataclass(frozen=True)
 class HeadResults:
-    """What heads give, and the product behind it: `call` is the operation that gives it.
+    """The outputs of heads at the differing point, and the product that follows them.
 
-    `weight` is the product's [outputs, heads * width], None where the point is of the heads.
-    `apart` is what the trace's point has more than the reference's, [tokens, outputs].
+    `call` is the operation that gives the outputs, its result [tokens, heads, width]. `weight` is
+    the matrix of the product, [outputs, heads * width]; None if the differing point is the heads'
+    outputs themselves. `apart` is the trace less the reference at that point: [tokens, outputs], or
+    [tokens, heads * width] without a product.
     """
 
     call: OperationCall
@@ -57,7 +59,10 @@ class HeadResults:
         return tokens, heads, width
 
     def differing(self) -> Array | None:
-        """Return which heads differ, bool [heads]; None where the product mixes too many."""
+        """Return which heads differ, bool [heads].
+
+        None if the product has fewer outputs than inputs: then its inputs cannot be solved.
+        """
         tokens, heads, width = self.shape
         own = self.apart
         if self.weight is not None:
@@ -170,11 +175,15 @@ def find_head_sources(case: Mismatch) -> Iterator[Change]:
         givers = [map_query_heads(np.full(heads, one), keys, values) for one in range(sources)]
         order = _solved_sources(case, found, own, givers)
         if order is not None:
-            yield from _also_of_one_pass(case, _reading_change(what, own, order, keys, values))
+            yield from _also_of_one_pass(case, _key_head_change(what, own, order, keys, values))
 
 
-def _reading_change(what: str, own: Array, order: Array, keys: bool, values: bool) -> Change:
-    """Return the change that query heads read `what` heads `order`, not their `own`."""
+def _key_head_change(what: str, own: Array, order: Array, keys: bool, values: bool) -> Change:
+    """Return the change that query head h reads key head order[h], where own[h] is right.
+
+    `order` and `own` are int [query heads]. `keys` and `values` say which of the two are read so,
+    and `what` says it in words. The sentence names the first four heads that differ.
+    """
     moved = np.flatnonzero(order != own).tolist()
     parts = [
         f"query head {head} reads {what} head {order[head]}, not {own[head]}" for head in moved
@@ -257,7 +266,7 @@ def _also_of_one_pass(case: Mismatch, change: Change) -> Iterator[Change]:
     if passed is None or case.trial(change) <= case.view.tolerance:
         yield change
     else:
-        yield limited_change(change, *passed, case.tokens)
+        yield limit_to_tokens(change, *passed, case.tokens)
 
 
 # --- numbers of heads ----------------------------------------------------------------------------
@@ -328,7 +337,10 @@ def find_orders_of_slopes(case: Mismatch) -> Iterator[Change]:
 
 @dataclass(frozen=True)
 class HeadNumbers:
-    """Numbers of a mixer's heads: the operation and its operands that have them, and the words."""
+    """Parameters of a mixer's heads: the operation and its operands that hold them, and words.
+
+    `cause` and `place` are those of the finding, `name` is the parameter's.
+    """
 
     cause: str
     name: str
@@ -348,7 +360,7 @@ NUMBERS = (
 
 
 def find_orders_of_numbers(case: Mismatch) -> Iterator[Change]:
-    """Yield changes in which heads of a mixer take the numbers of other heads."""
+    """Yield changes in which heads of a mixer take the parameters of other heads."""
     call = case.call("delta", "scan")
     if case.layer < 0 or call is None:
         return
@@ -366,13 +378,17 @@ def find_orders_of_numbers(case: Mismatch) -> Iterator[Change]:
                 row.cause,
                 f"heads take {row.name} {says}",
                 (row.place,),
-                _order_operands(row, order),
+                _permute_head_parameters(row, order),
                 {row.place: order.tolist()},
             )
 
 
-def _order_operands(row: HeadNumbers, order: Array) -> Patch:
-    """Return a patch: an operation's numbers of heads are those of the heads `order`."""
+def _permute_head_parameters(row: HeadNumbers, order: Array) -> Patch:
+    """Return a patch in which head h has the parameters of head order[h].
+
+    `row` names the operation, and its operands that hold a parameter for each head, heads first.
+    `order` is int [heads].
+    """
 
     def override(op: Any, at: Any, *given: Any, **how: Any) -> Any:
         """Return the operation's result with its numbers of heads in the order."""

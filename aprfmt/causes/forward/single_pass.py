@@ -37,13 +37,17 @@ def changes_of_one_pass(
             continue
         made = change.make(patched, layers)
         if all(getattr(made, part) is getattr(patched, part) for part in KEPT):
-            yield limited_change(change, first, last, len(patched.ids)), layers
+            yield limit_to_tokens(change, first, last, len(patched.ids)), layers
 
 
-def limited_change(change: Change, first: int, last: int, tokens: int) -> Change:
-    """Return a change limited to the operations' results for tokens `first` to `last`."""
+def limit_to_tokens(change: Change, first: int, last: int, total: int) -> Change:
+    """Return a change that acts on tokens `first` to `last` alone, both included.
+
+    `total` is the number of tokens of the run, which decides the wording. What the change replaces
+    must be operations. A result of several arrays is not limited.
+    """
     which = f"token {first}" if first == last else f"tokens {first} to {last}"
-    if last == tokens - 1:
+    if last == total - 1:
         which = f"token {first} on" if first < last else f"the last token, {first},"
         says = f"from {which}" if first < last else f"for {which}"
     else:

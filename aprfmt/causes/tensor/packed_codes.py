@@ -461,15 +461,18 @@ def _resembled_groups(x: "Array", y: "Array", size: int) -> "Array | None":
     """
     few = np.unique(np.linspace(0, len(x) - 1, GROUP_ROWS).astype(np.int64))
 
-    def by_group(values: "Array") -> "Array":
-        """Return some rows as [groups, values], each group of a row as large as any other."""
+    def normalized_groups(values: "Array") -> "Array":
+        """Return the rows looked at as [groups, rows * size], each group of a row of L2 norm 1.
+
+        `values` are [rows, columns]. A group of zeros stays zero.
+        """
         cells = values[few].reshape(len(few), -1, size)
         norm = np.linalg.norm(cells, axis=-1, keepdims=True)
         cells = cells / np.where(norm > 0, norm, 1.0)
         found: Array = cells.swapaxes(0, 1).reshape(cells.shape[1], -1)
         return found
 
-    mine, other = by_group(y), by_group(x)
+    mine, other = normalized_groups(y), normalized_groups(x)
     norms = [np.maximum(np.linalg.norm(part, axis=1), 1e-30) for part in (mine, other)]
     alike = (mine @ other.T) / norms[0][:, None] / norms[1]
     source, own = alike.argmax(axis=1), np.arange(len(mine))

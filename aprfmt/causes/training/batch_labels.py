@@ -22,7 +22,7 @@ from aprfmt.causes.training.batch_samples import (
     NEAR,
     distance_to_given,
     fit_factors,
-    is_other_objective,
+    has_both_signs,
     objective_text,
 )
 from aprfmt.causes.training.optimizers import F64
@@ -121,7 +121,7 @@ def _guesses(found: Sequence[tuple[float, _LabelFactors]]) -> Iterator[BackwardG
     """
     for _, way in sorted(found, key=lambda each: each[0])[:TRIED]:
         change = BackwardChange(labels=tuple(float(x) for x in way.factors))
-        if is_other_objective(way.factors):
+        if has_both_signs(way.factors):
             says = objective_text("labels", way.says)
             yield BackwardGuess(way.cause, says, change, objective=True)
         else:

@@ -175,17 +175,18 @@ def guess_samples(case: BackwardCase) -> Iterator[BackwardGuess]:
     change = BackwardChange(rows=tuple(every))
     if kind:
         says = f"of {kind} alone, {says}: all other gradients have every sample"
-    elif is_other_objective(values):
+    elif has_both_signs(values):
         yield BackwardGuess(cause, objective_text("samples", says), change, objective=True)
         return
     yield BackwardGuess(cause, says, change, alone=bool(kind))
 
 
-def is_other_objective(factors: Sequence[float] | F64) -> bool:
-    """Return whether factors of samples, or of labels, have both signs.
+def has_both_signs(factors: Sequence[float] | F64) -> bool:
+    """Return whether some factors are clearly positive and others clearly negative.
 
-    Of a cross-entropy no mistake gives that: it raises every label. A preference loss and a policy
-    gradient raise some and lower others.
+    `factors` [n] are what samples, or labels, are multiplied by in the gradient. One below SIGNED
+    of the largest counts as zero. Cross-entropy raises the probability of every label, so that its
+    factors have one sign. A preference loss and a policy gradient have both.
     """
     sizes = np.asarray(factors, np.float64)
     least = SIGNED * float(np.abs(sizes).max(initial=0.0))

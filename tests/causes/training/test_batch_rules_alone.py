@@ -294,7 +294,7 @@ def test_factors_of_both_signs_are_of_another_objective() -> None:
         ((0.0, 0.0), False),
         ((), False),
     ):
-        assert batch_samples.is_other_objective(factors) is other, factors
+        assert batch_samples.has_both_signs(factors) is other, factors
     for right, objective in (((), True), ((WEIGHT, HEAD), False)):
         given = by_rows(BackwardChange(rows=(1.0, -1.0, 1.0, 1.0)))
         case = case_of(given, by_rows, labels=(3, 5, 0, 4), right=right)
